@@ -1,0 +1,1 @@
+"""The kopf operator: LLMService objects in, pods and live limits out."""

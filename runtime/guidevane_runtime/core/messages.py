@@ -1,0 +1,198 @@
+"""What server and engine say to each other: one mailbox each way, frozen dataclasses only.
+
+The engine drains its mailbox at the top of every iteration; nothing else changes engine state. It answers with one
+StepReport per step. Times are seconds of CLOCK_MONOTONIC, which both processes of a pod share.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from guidevane_api.admin import LimitsSource, ShrinkMode
+from guidevane_api.limits import Envelope, SchedulerLimits
+
+
+class FinishReason(StrEnum):
+    """How a request ended; every accepted request ends in exactly one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    """waitingTimeoutMilliseconds passed before the first step."""
+
+
+class AbortCause(StrEnum):
+    """Why the server ends a request. STOP_STRING ends as `stop`, all others as `abort`."""
+
+    STOP_STRING = "stop_string"
+    CLIENT_GONE = "client_gone"
+    CANCELLED = "cancelled"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Normalised and range-checked by the server: the engine never sees a bad value."""
+
+    max_tokens: int
+    seed: int
+    """64-bit. Draws are keyed by (seed, position), so they do not depend on batch, chunking or preemption."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    min_tokens: int = 0
+    """EOS and stop ids can't end the request before this many output tokens."""
+    ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    num_logprobs: int | None = None
+    """None: no logprobs. 0: of the sampled token only. k: of the k likeliest too."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------- to the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request_id: str
+    """Unique in the server's life; the client's own id never reaches the engine."""
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_s: float
+    priority: int = 0
+    """Lower runs earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+    cause: AbortCause
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    limits: SchedulerLimits
+    epoch: int
+    source: LimitsSource
+    mode: ShrinkMode = ShrinkMode.DRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Abort what is left with AbortCause.SHUTDOWN, report it, exit. Draining is the server's: it stops submitting and waits."""
+
+
+Command = Submit | Abort | SetLimits | Shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """First thing in the engine's mailbox: all it needs to start."""
+
+    model_path: str
+    """A HuggingFace directory (config.json and safetensors) or a GGUF file."""
+    limits: SchedulerLimits
+    envelope: Envelope
+    block_size: int = 16
+    dtype: str = "auto"
+    """auto | float32 | bfloat16 | float16. auto: bfloat16 where the device has it natively, else float32."""
+    device: str = "auto"
+    """auto | cpu | cuda."""
+    kv_cache_bytes: int | None = None
+    """Size of the KV cache. None: on CUDA by gpu_memory_utilization, on CPU a quarter of the memory limit, 4 GiB at most."""
+    gpu_memory_utilization: float = 0.9
+    num_threads: int | None = None
+    """Intra-op threads on CPU. None: the container's CPU limit, else the CPUs this process may use."""
+
+
+# -------------------------------------------------------------------------------------------- from the engine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The model is loaded and the engine takes requests."""
+
+    boot_id: str
+    max_model_len: int
+    """What the model and the envelope allow, whichever is less."""
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    limits: SchedulerLimits
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine can't start or go on. `message` is for people: it names the field or path and the way out."""
+
+    message: str
+    fatal: bool = True
+    """True: a restart will not help (bad model path, unknown architecture)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step brought to one request."""
+
+    request_id: str
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The stop_token_ids member that ended it; None for EOS."""
+    error: str = ""
+    first_scheduled_s: float | None = None
+    """When the request was first part of a step: a preemption does not reset it."""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges as they stand after a step, counters since the engine started."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    oldest_waiting_s: float = 0.0
+    num_blocks_total: int = 0
+    num_blocks_used: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One per step; when idle, one heartbeat a second without outputs."""
+
+    time_s: float
+    outputs: tuple[RequestOutput, ...] = ()
+    stats: EngineStats = field(default_factory=EngineStats)
+    step_s: float = 0.0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    epoch: int = 0
+    """Epoch of the limits that this step obeyed."""
+    effective: SchedulerLimits | None = None
+    """Set when it differs from the last report's."""
+
+
+Event = EngineReady | EngineFailed | StepReport

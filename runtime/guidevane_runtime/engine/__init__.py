@@ -1,0 +1,1 @@
+"""The engine process: model, KV cache and the loop that runs the scheduler's plans."""
