@@ -20,40 +20,45 @@ Percent = Annotated[int, Field(ge=1, le=100)]
 class ApiModel(BaseModel):
     """Base of everything on the wire: camelCase there, snake_case in Python, unknown keys refused, immutable."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
 
 
 class PartialLimits(ApiModel):
     """Some of the live limits; a field left out keeps its value (in a PATCH) or its default (in a spec)."""
 
     max_num_seqs: Count | None = None
-    """Requests running at once, at most."""
+    """Requests running at once, at most. Default 32, or envelope.maxNumSeqs if that is smaller."""
     max_num_batched_tokens: Tokens | None = None
-    """Tokens in one step, prefill and decode together, at most."""
+    """Tokens in one step, prefill and decode together, at most. Default 4096, or envelope.maxNumBatchedTokens if that
+    is smaller."""
     prefill_token_budget: Tokens | None = None
     """Prefill tokens in one step, at most. Default: maxNumBatchedTokens."""
     decode_token_budget: Tokens | None = None
     """Decode tokens in one step, at most; fewer than running means round-robin. Default: maxNumBatchedTokens."""
     prefill_chunk_size: Tokens | None = None
-    """Prefill tokens of one request in one step, at most: the gate between ITL (small) and TTFT (large)."""
+    """Prefill tokens of one request in one step, at most: small favours ITL, large favours TTFT. Default 2048, or
+    maxNumBatchedTokens if that is smaller."""
     max_partial_prefills: Count | None = None
-    """Requests in mid-prefill at once, at most."""
+    """Requests in mid-prefill at once, at most. Default 2."""
     max_model_len: Tokens | None = None
-    """Prompt and output tokens of one request together, at most."""
+    """Prompt and output tokens of one request together, at most. Default 8192, or envelope.maxModelLen if that is
+    smaller."""
     max_prompt_tokens: Tokens | None = None
     """Prompt tokens of one request, at most. Default: maxModelLen."""
     max_output_tokens: Tokens | None = None
     """Output tokens of one request, at most. Default: maxModelLen."""
     kv_cache_utilization_limit_percent: Percent | None = None
-    """Share of KV-cache blocks in use above which no request is admitted from the queue."""
+    """Share of KV-cache blocks in use, in percent, above which no request is admitted from the queue. Default 75."""
     max_queued_requests: Count | None = None
-    """Requests waiting, at most; above it 503 with Retry-After."""
+    """Requests waiting, at most; above it 503 with Retry-After. Default 256."""
     max_queued_tokens: Tokens | None = None
-    """Prompt tokens waiting, at most; above it 503 with Retry-After."""
+    """Prompt tokens waiting, at most; above it 503 with Retry-After. Default 262144."""
     waiting_timeout_milliseconds: Annotated[int, Field(ge=1, le=86_400_000)] | None = None
-    """Longest wait before the first step; then 504."""
+    """Longest wait before the first step, in milliseconds; then 504. Default 30000."""
     long_context_threshold_tokens: Tokens | None = None
-    """A prompt longer than this is long: at most one long prompt is in prefill at a time."""
+    """A prompt of more tokens is long: at most one long prompt is in prefill at a time. Default 4096."""
 
     def given(self) -> dict[str, int]:
         """The fields that are set, by their Python names."""
@@ -111,7 +116,7 @@ class Envelope(ApiModel):
     max_num_seqs: Count = 256
     """Upper bound of limits.maxNumSeqs, and the largest decode batch that kernels are prepared for."""
     max_num_batched_tokens: Tokens = 8192
-    """Upper bound of limits.maxNumBatchedTokens."""
+    """Upper bound of limits.maxNumBatchedTokens: the workspace of one step is sized for it."""
     max_model_len: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
     """Upper bound of limits.maxModelLen. 0: what the model's own configuration says."""
 
@@ -135,13 +140,12 @@ def limit_violations(limits: SchedulerLimits, envelope: Envelope) -> dict[str, s
         if value > limits.max_num_batched_tokens:
             wire = to_camel(name)
             found[wire] = (
-                f"{wire} is {value}, above maxNumBatchedTokens {limits.max_num_batched_tokens}; lower it or raise maxNumBatchedTokens"
+                f"{wire} is {value}, above maxNumBatchedTokens {limits.max_num_batched_tokens}; "
+                "lower it or raise maxNumBatchedTokens"
             )
     for name in ("max_prompt_tokens", "max_output_tokens"):
         value = getattr(limits, name)
         if value > limits.max_model_len:
             wire = to_camel(name)
-            found[wire] = (
-                f"{wire} is {value}, above maxModelLen {limits.max_model_len}; lower it or raise maxModelLen"
-            )
+            found[wire] = f"{wire} is {value}, above maxModelLen {limits.max_model_len}; lower it or raise maxModelLen"
     return found

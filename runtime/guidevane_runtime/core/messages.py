@@ -86,7 +86,10 @@ class SetLimits:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Abort what is left with AbortCause.SHUTDOWN, report it, exit. Draining is the server's: it stops submitting and waits."""
+    """Abort what is left with AbortCause.SHUTDOWN, report it, exit.
+
+    Draining is the server's: it stops submitting and waits.
+    """
 
 
 Command = Submit | Abort | SetLimits | Shutdown
@@ -106,7 +109,7 @@ class EngineSettings:
     device: str = "auto"
     """auto | cpu | cuda."""
     kv_cache_bytes: int | None = None
-    """Size of the KV cache. None: on CUDA by gpu_memory_utilization, on CPU a quarter of the memory limit, 4 GiB at most."""
+    """None: on CUDA by gpu_memory_utilization, on CPU a quarter of the memory limit, 4 GiB at most."""
     gpu_memory_utilization: float = 0.9
     num_threads: int | None = None
     """Intra-op threads on CPU. None: the container's CPU limit, else the CPUs this process may use."""

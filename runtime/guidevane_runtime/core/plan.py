@@ -53,7 +53,7 @@ class SampledToken:
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str = ""
-    """Set when this row can't be sampled (for example non-finite logits): the request ends with it, the others go on."""
+    """Set when this row can't be sampled (say, non-finite logits): its request ends with it, the others go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,63 @@
+"""`python -m e2e`: brings up the cluster, installs guidevane, runs the user stories inside it, takes it all down."""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from e2e.support import REPO
+
+PYTEST = [sys.executable, "-m", "pytest", "--override-ini=testpaths=e2e", "-p", "no:cacheprovider"]
+
+
+def reason_not_to_run(cluster: str) -> str | None:
+    """Why the stories can't run here, or None."""
+    if cluster != "node":
+        return None
+    if platform.system() != "Linux":
+        return f"a cluster of its own needs Linux, this is {platform.system()}; use CLUSTER=kind or CLUSTER=current"
+    if os.geteuid() != 0:
+        return "a cluster of its own needs root for namespaces and cgroups; run as root, or use CLUSTER=kind"
+    return None
+
+
+def run(*args: str, env: dict[str, str] | None = None) -> int:
+    return subprocess.run(args, cwd=REPO, env={**os.environ, **(env or {})}, check=False).returncode
+
+
+def cluster(*args: str) -> int:
+    return run(sys.executable, "-m", "e2e.cluster", *args)
+
+
+def skipped(reason: str, tests: Sequence[str]) -> int:
+    banner = "!" * 100
+    print(f"{banner}\n!! e2e SKIPPED, NOT PASSED: {reason}\n{banner}", flush=True)
+    return run(*PYTEST, *tests, env={"GUIDEVANE_E2E_SKIP": reason})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m e2e", description=__doc__)
+    parser.add_argument(
+        "--keep", action="store_true", default=bool(os.environ.get("KEEP")), help="leave the cluster up"
+    )
+    parser.add_argument("tests", nargs="*", default=["e2e"], help="files or test ids; default: all stories")
+    options = parser.parse_args()
+    kind, start = os.environ.get("CLUSTER", "node"), time.monotonic()
+    if reason := reason_not_to_run(kind):
+        return skipped(reason, options.tests)
+    try:
+        failed = cluster("up") or cluster("images") or cluster("exec", "--", sys.executable, "-m", "e2e.install")
+        if not failed:
+            failed = cluster("exec", "--", *PYTEST, *options.tests)
+    finally:
+        if not options.keep:
+            cluster("down")
+    print(f"e2e: {'failed' if failed else 'passed'} in {time.monotonic() - start:.0f} s", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Signals of a service from a Prometheus server: one instant query per observation.
+
+All signals of one observation come from one query at one evaluation time, so they belong together, and ages are
+differences on the server's own clock. The client knows PromQL and HTTP; it never decides anything.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from guidevane_operator.signals import Absent, Invalid, Known, MetricsState, Partial, Signal, Signals, Stale
+
+MAX_AGE_SCRAPES = 3
+"""A sample older than this many scrape intervals is stale."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whose signals to read, and over which times."""
+
+    namespace: str
+    pods: tuple[str, ...]
+    """Names of the ready pods: every one of them must have given a sample."""
+    window_s: int
+    scrape_interval_s: int
+
+
+class PrometheusUnavailable(Exception):
+    """The server gave no usable answer: the message says what it gave."""
+
+
+class PrometheusClient:
+    """Reads signals over the HTTP API of one Prometheus server."""
+
+    def __init__(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
+        self._session = session
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def observe(self, url: str, target: Target) -> Signals:
+        """Signals of `target` now. Never raises for a server that is away or answers nonsense: that is a state."""
+        expected = len(target.pods)
+        if not expected:
+            return Signals(why="no ready pod to observe")
+        try:
+            samples = await self._query(url, build_query(target))
+        except PrometheusUnavailable as away:
+            return Signals(state=MetricsState.ABSENT, why=str(away), expected_pods=expected)
+        return read_signals(samples, target)
+
+    async def _query(self, url: str, query: str) -> list[Mapping[str, Any]]:
+        """Samples of an instant vector."""
+        endpoint = url.rstrip("/") + "/api/v1/query"
+        try:
+            async with self._session.post(endpoint, data={"query": query}, timeout=self._timeout) as response:
+                if response.status != 200:
+                    raise PrometheusUnavailable(f"Prometheus at {url} answered {response.status}")
+                body = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise PrometheusUnavailable(
+                f"Prometheus at {url} gave no answer ({type(error).__name__}); check spec.monitoring.prometheusURL"
+            ) from error
+        try:
+            if body["status"] != "success" or body["data"]["resultType"] != "vector":
+                raise PrometheusUnavailable(f"Prometheus at {url} answered with {body['status']}, no vector")
+            return list(body["data"]["result"])
+        except (KeyError, TypeError) as error:
+            raise PrometheusUnavailable(f"{url} answered something that is not the Prometheus API") from error
+
+
+ONE_JOB = "max without (job, instance, endpoint, service)"
+"""A pod that two jobs scrape must not count twice."""
+
+SCRAPED_AT = "scraped_at"
+"""Name of the per-pod signal that carries the time of the last scrape."""
+
+GAUGE_FOR_FRESHNESS = "vllm:num_requests_running"
+"""Present from a runtime's first scrape on, traffic or none."""
+
+
+def build_query(target: Target) -> str:
+    """One PromQL expression whose samples carry the label `signal`."""
+    pods = "|".join(re.escape(pod).replace("\\", "\\\\") for pod in sorted(target.pods))
+    selector = f'namespace="{target.namespace}",pod=~"{pods}"'
+    window = f"[{target.window_s}s]"
+
+    def increase(series: str, more: str = "") -> str:
+        return f"sum({ONE_JOB} (increase({series}{{{selector}{more}}}{window})))"
+
+    def quantile(q: str, histogram: str) -> str:
+        rates = f"{ONE_JOB} (rate({histogram}_bucket{{{selector}}}{window}))"
+        return f"1000 * histogram_quantile({q}, sum by (le) ({rates}))"
+
+    expressions = {
+        SCRAPED_AT: f"max by (pod) (timestamp({GAUGE_FOR_FRESHNESS}{{{selector}}}))",
+        "kv_percent": f"100 * max(vllm:kv_cache_usage_perc{{{selector}}})",
+        "running_per_pod": f"avg(max by (pod) (max_over_time(vllm:num_requests_running{{{selector}}}{window})))",
+        "waiting": f"sum(max by (pod) (max_over_time(vllm:num_requests_waiting{{{selector}}}{window})))",
+        "preemptions": increase("vllm:num_preemptions_total"),
+        "finished": increase("vllm:request_success_total", ',finished_reason=~"stop|length"'),
+        "prompt_tokens": increase("vllm:prompt_tokens_total"),
+        "generation_tokens": increase("vllm:generation_tokens_total"),
+    }
+    for name, (q, histogram) in QUANTILES.items():
+        expressions[name] = quantile(q, histogram)
+        expressions[name + SAMPLES] = increase(histogram + "_count")
+    return " or ".join(f'label_replace({body}, "signal", "{name}", "", "")' for name, body in expressions.items())
+
+
+QUANTILES = {
+    "ttft_p95_ms": ("0.95", "vllm:time_to_first_token_seconds"),
+    "itl_p95_ms": ("0.95", "vllm:inter_token_latency_seconds"),
+    "itl_p99_ms": ("0.99", "vllm:inter_token_latency_seconds"),
+    "queue_wait_p95_ms": ("0.95", "vllm:request_queue_time_seconds"),
+}
+"""Signal -> (quantile, histogram). Quantiles come from histograms merged over pods, never from averages of quantiles."""
+
+SAMPLES = ":samples"
+"""Suffix of the helper signal that counts the observations behind a quantile."""
+
+PLAIN_SIGNALS = (
+    "kv_percent",
+    "running_per_pod",
+    "waiting",
+    "preemptions",
+    "finished",
+    "prompt_tokens",
+    "generation_tokens",
+)
+
+
+def read_signals(samples: Iterable[Mapping[str, Any]], target: Target) -> Signals:
+    """Turn the samples of `build_query` into typed signals."""
+    try:
+        values, ages = _sort_samples(samples)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return Signals(why="Prometheus answered samples of an unknown shape", expected_pods=len(target.pods))
+    expected = len(target.pods)
+    max_age_s = MAX_AGE_SCRAPES * target.scrape_interval_s
+    fresh = sum(1 for pod in target.pods if ages.get(pod, math.inf) <= max_age_s)
+    state, why = _state(fresh, expected, ages, max_age_s)
+    age_s = max(ages.values(), default=0.0)
+
+    def typed(name: str, count: float | None = None) -> Signal:
+        return _typed(name, values.get(name), count, state, age_s, fresh, expected)
+
+    signals: dict[str, Signal] = {name: typed(name) for name in PLAIN_SIGNALS}
+    for name in QUANTILES:
+        count = values.get(name + SAMPLES)
+        if count is not None and math.isfinite(count) and count <= 0:
+            signals[name] = Absent("no traffic in the window")
+        else:
+            signals[name] = typed(name, count)
+    return Signals(state=state, why=why, fresh_pods=fresh, expected_pods=expected, **signals)
+
+
+def _sort_samples(samples: Iterable[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Values by signal, and scrape ages in seconds by pod."""
+    values: dict[str, float] = {}
+    ages: dict[str, float] = {}
+    for sample in samples:
+        evaluated_at, value = float(sample["value"][0]), float(sample["value"][1])
+        name = sample["metric"]["signal"]
+        if name == SCRAPED_AT:
+            ages[sample["metric"]["pod"]] = max(0.0, evaluated_at - value)
+        else:
+            values[name] = value
+    return values, ages
+
+
+def _state(fresh: int, expected: int, ages: Mapping[str, float], max_age_s: float) -> tuple[MetricsState, str]:
+    """State of the whole observation from the freshness of the pods' scrapes."""
+    if fresh == expected:
+        return MetricsState.KNOWN, ""
+    if fresh:
+        return MetricsState.PARTIAL, f"{fresh} of {expected} ready pods gave a sample in the last {max_age_s:.0f} s"
+    if ages:
+        return MetricsState.STALE, f"the newest sample is {min(ages.values()):.0f} s old, limit {max_age_s:.0f} s"
+    return MetricsState.ABSENT, f"Prometheus has no series of the {expected} ready pods; check its scrape targets"
+
+
+def _typed(
+    name: str, value: float | None, count: float | None, state: MetricsState, age_s: float, fresh: int, expected: int
+) -> Signal:
+    """One signal: its own fault first, then the state of the observation it comes from."""
+    if value is None:
+        return Absent(f"no series for {name}")
+    if not math.isfinite(value) or value < 0:
+        return Invalid(f"{name} is {value}")
+    if state is MetricsState.STALE or state is MetricsState.ABSENT:
+        return Stale(age_s)
+    if state is MetricsState.PARTIAL:
+        return Partial(value, fresh, expected)
+    return Known(value, age_s, count)

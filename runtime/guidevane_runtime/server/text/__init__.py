@@ -1,0 +1,1 @@
+"""Text in and out of token ids: tokenizers from either source, chat templates, incremental detokenising, stop strings."""
