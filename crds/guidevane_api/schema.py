@@ -4,7 +4,6 @@ A marker is metadata on a pydantic field. It travels in the JSON schema, where t
 and `not_in_effect` all read it: one mark, three effects.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -17,6 +16,8 @@ JsonObject = dict[str, Any]
 
 LATER_KEY = "x-guidevane-later"
 """Schema key of a `Later` mark; the CRD generator turns it into text and drops it."""
+EFFECT_KEY = "x-guidevane-effect"
+"""Schema key of a sentence that says when a change to this block takes effect; it is added to each of its fields."""
 RULES_KEY = "x-kubernetes-validations"
 
 
@@ -62,6 +63,13 @@ def list_map(key: str) -> Extra:
     return Extra((("x-kubernetes-list-type", "map"), ("x-kubernetes-list-map-keys", [key])))
 
 
+ROLLOUT = Extra(((EFFECT_KEY, "Takes a rollout."),))
+"""A block from which pods are made."""
+LIVE = Extra(((EFFECT_KEY, "Live."),))
+"""A block that running pods, or the operator, follow."""
+TERSE_KEY = "x-guidevane-terse"
+TERSE = Extra(((TERSE_KEY, True),))
+"""A block whose fields are described elsewhere."""
 SET = Extra((("x-kubernetes-list-type", "set"),))
 """A list without an order and without duplicates."""
 OPAQUE = Extra((("x-kubernetes-preserve-unknown-fields", True),))
@@ -92,8 +100,13 @@ class Later:
     def sentence(self) -> str:
         """What kubectl explain and the reference say."""
         if self.ready:
-            return f"In effect now: {', '.join(self.ready)}; anything else is refused until {self.what} work."
-        return f"Not in effect yet: refused while set, until {self.what} work."
+            return f"Only {' and '.join(self.ready)} work yet: others are refused."
+        return "Not in effect yet: refused while set."
+
+    def refusal(self) -> str:
+        """What the condition SpecAccepted says after the field's path."""
+        way_out = f"use {' or '.join(self.ready)}" if self.ready else "remove it"
+        return f"not in effect yet ({self.what}); {way_out}"
 
 
 def _digits(value: object) -> object:
@@ -104,13 +117,13 @@ def _digits(value: object) -> object:
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]+)?)(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 _QUANTITY_KEYS = (("x-kubernetes-int-or-string", True),)
 Quantity = Annotated[
-    str, BeforeValidator(_digits), Field(max_length=24, pattern=QUANTITY_PATTERN), Extra(_QUANTITY_KEYS)
+    str, Field(max_length=24, pattern=QUANTITY_PATTERN), BeforeValidator(_digits), Extra(_QUANTITY_KEYS)
 ]
 """A Kubernetes quantity, as in 500m, 4 or 16Gi."""
 OptionalQuantity = Annotated[
     str,
-    BeforeValidator(_digits),
     Field(max_length=24, pattern=QUANTITY_PATTERN.replace("^", "^$|^", 1)),
+    BeforeValidator(_digits),
     Extra(_QUANTITY_KEYS),
 ]
 """A quantity, or the empty string for "decide for me"."""
@@ -127,5 +140,71 @@ Seconds = Annotated[int, Field(ge=1, le=86_400)]
 Milliseconds = Annotated[int, Field(ge=1, le=3_600_000)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
-Resolver = Callable[[JsonObject], JsonObject]
-"""Follows a `$ref`."""
+
+def inlined(document: JsonObject) -> JsonObject:
+    """A pydantic JSON schema without `$ref`, and with `X or null` as plain X: absence is how the API says null."""
+    definitions = document.get("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        beside = {key: value for key, value in node.items() if key not in ("$ref", "$defs", "anyOf", "allOf")}
+        base: JsonObject = {}
+        if "$ref" in node:
+            base = resolve(definitions[node["$ref"].rsplit("/", 1)[1]])
+        for choice in (*node.get("anyOf", ()), *node.get("allOf", ())):
+            if choice != {"type": "null"}:
+                assert not base, f"the API has no unions: {node}"
+                base = resolve(choice)
+        merged = {**base, **{key: resolve(value) for key, value in beside.items()}}
+        if RULES_KEY in base and RULES_KEY in beside:
+            merged[RULES_KEY] = [*base[RULES_KEY], *beside[RULES_KEY]]
+        return merged
+
+    resolved: JsonObject = resolve(document)
+    return resolved
+
+
+def default_sentence(node: JsonObject) -> str:
+    """The default in words, unless it is empty or a block."""
+    default = node.get("default")
+    if default in (None, "", []) or isinstance(default, dict):
+        return ""
+    return f"Default {render(default)}."
+
+
+def render(value: Any) -> str:
+    """A default as one writes it in YAML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def find_later(schema: JsonObject, value: Any, path: str, later: Later | None = None) -> list[tuple[str, str]]:
+    """Walk a value beside its schema and list what is marked as Later and differs from its default."""
+    later = Later.from_schema(schema) or later
+    if isinstance(value, dict) and "properties" in schema:
+        fields = schema["properties"]
+        return [
+            found
+            for name, inner in value.items()
+            if name in fields
+            for found in find_later(fields[name], inner, f"{path}.{name}", later)
+        ]
+    if later and not _asks_for_nothing(schema, value, later):
+        return [(path, later.refusal())]
+    if isinstance(value, list) and "items" in schema and not later:
+        return [
+            found for index, item in enumerate(value) for found in find_later(schema["items"], item, f"{path}[{index}]")
+        ]
+    return []
+
+
+def _asks_for_nothing(schema: JsonObject, value: Any, later: Later) -> bool:
+    """Whether a value is the default, empty, or in effect already."""
+    if value in (None, "", [], {}) or value == schema.get("default"):
+        return True
+    items = value if isinstance(value, list) else [value]
+    return bool(later.ready) and all(isinstance(item, str) and item.startswith(later.ready) for item in items)

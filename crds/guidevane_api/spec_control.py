@@ -12,25 +12,25 @@ from guidevane_api.schema import SET, Later, Milliseconds, Rule, Seconds, list_m
 class SLOSpec(ApiModel):
     """What a good answer is. Percentiles are over all pods and the window of retune.windowSeconds."""
 
-    ttft_p95_milliseconds: Annotated[Milliseconds, Field(alias="ttftP95Milliseconds")] = 1500
-    """Time to first token, 95th percentile, in milliseconds. Default 1500."""
-    itl_p95_milliseconds: Annotated[Milliseconds, Field(alias="itlP95Milliseconds")] = 120
-    """Time between two tokens of a stream, 95th percentile, in milliseconds. Default 120."""
-    itl_p99_milliseconds: Annotated[Milliseconds | None, Field(alias="itlP99Milliseconds")] = None
+    ttft_p95_milliseconds: Milliseconds = 1500
+    """Time to first token, 95th percentile, in milliseconds."""
+    itl_p95_milliseconds: Milliseconds = 120
+    """Time between two tokens of a stream, 95th percentile, in milliseconds."""
+    itl_p99_milliseconds: Milliseconds | None = None
     """Time between two tokens, 99th percentile, in milliseconds; sees prefill stalls that p95 misses. Default: not
     looked at."""
-    queue_wait_p95_milliseconds: Annotated[Milliseconds, Field(alias="queueWaitP95Milliseconds")] = 500
-    """Wait before the first step, 95th percentile, in milliseconds. Default 500."""
+    queue_wait_p95_milliseconds: Milliseconds = 500
+    """Wait before the first step, 95th percentile, in milliseconds."""
     kv_cache_utilization_max_percent: Percent = 88
-    """Protection line: above this share of KV-cache blocks, in percent, concurrency is not raised. Default 88."""
+    """Protection line: above this share of KV-cache blocks, in percent, concurrency is not raised."""
     admission_reject_rate_max_percent: Annotated[Percent, Later("the guard's reject line")] = 1
-    """Share of requests refused at the door, in percent, at most. Default 1."""
+    """Share of requests refused at the door, in percent, at most."""
     objective_percent: Annotated[Percent, Later("SLO objectives")] = 95
-    """Share of good windows, in percent, over objectiveWindow. Default 95."""
-    objective_window: Annotated[str, Field(max_length=8, pattern="^[1-9][0-9]{0,4}[smhd]$"), Later("SLO objectives")] = (
-        "1h"
-    )
-    """Time over which objectivePercent counts, as in 30m, 1h or 7d. Default 1h."""
+    """Share of good windows, in percent, over objectiveWindow."""
+    objective_window: Annotated[
+        str, Field(max_length=8, pattern="^[1-9][0-9]{0,4}[smhd]$"), Later("SLO objectives")
+    ] = "1h"
+    """Time over which objectivePercent counts, as in 30m, 1h or 7d."""
 
 
 class RetuneMode(StrEnum):
@@ -75,22 +75,22 @@ class SettleSeconds(ApiModel):
     """How long the tuner watches after a move before the next one."""
 
     raise_: Annotated[int, Field(alias="raise", ge=2, le=86_400)] = 90
-    """Seconds after a limit was raised; at least windowSeconds + scrapeIntervalSeconds. Default 90."""
+    """Seconds after a limit was raised; at least windowSeconds + scrapeIntervalSeconds."""
     cut: Annotated[int, Field(ge=2, le=86_400)] = 45
-    """Seconds after a limit was lowered. Default 45."""
+    """Seconds after a limit was lowered."""
 
 
 class MaxStepPercent(ApiModel):
     """Largest change in one move, in percent of the present value."""
 
     raise_: Annotated[Percent, Field(alias="raise")] = 10
-    """Step up, in percent. Default 10 (at least 1)."""
+    """Step up, in percent."""
     cut: Percent = 15
-    """Step down, in percent. Default 15."""
+    """Step down, in percent."""
     chunk_cut: Percent = 50
-    """Step down of prefillChunkSize, in percent. Default 50."""
+    """Step down of prefillChunkSize, in percent."""
     chunk_raise: Percent = 50
-    """Step up of prefillChunkSize, in percent. Default 50."""
+    """Step up of prefillChunkSize, in percent."""
 
 
 class DeadbandPercent(ApiModel):
@@ -103,57 +103,47 @@ class DeadbandPercent(ApiModel):
     )
 
     low: Annotated[int, Field(ge=1, le=200)] = 80
-    """Below this share of the SLO there is room to give to another signal. Default 80."""
+    """Below this share of the SLO there is room to give to another signal."""
     high: Annotated[int, Field(ge=1, le=200)] = 100
-    """Above this share of the SLO the tuner acts. Default 100."""
+    """Above this share of the SLO the tuner acts."""
 
 
 class VerdictSpec(ApiModel):
     """How a move is judged after it settled."""
 
     worse_percent: Percent = 10
-    """A move that made things worse by more than this, in percent, is undone. Default 10."""
+    """A move that made things worse by more than this, in percent, is undone."""
     load_tolerance_percent: Percent = 25
-    """No verdict if the load changed by more than this, in percent. Default 25."""
+    """No verdict if the load changed by more than this, in percent."""
     forbid_seconds: Seconds = 900
-    """Seconds for which an undone direction of a knob is forbidden. Default 900."""
+    """Seconds for which an undone direction of a knob is forbidden."""
     max_backoff_factor: Annotated[int, Field(ge=1, le=64)] = 4
-    """Largest factor on the settle time after undone moves. Default 4."""
+    """Largest factor on the settle time after undone moves."""
 
 
 class FreezeSpec(ApiModel):
     """When the tuner stops because it goes back and forth."""
 
     flips: Annotated[int, Field(ge=1, le=100)] = 3
-    """Changes of direction on one knob within windowSeconds. Default 3."""
+    """Changes of direction on one knob within windowSeconds."""
     window_seconds: Seconds = 900
-    """Seconds in which flips are counted. Default 900."""
+    """Seconds in which flips are counted."""
     duration_seconds: Seconds = 1800
-    """Seconds of the freeze. Default 1800."""
+    """Seconds of the freeze."""
 
 
 class RetuneSpec(ApiModel):
-    """The tuner: moves one live limit at a time to hold the SLO. A change here is live."""
-
-    model_config = ConfigDict(
-        json_schema_extra=model_rules(
-            Rule(
-                "self.settleSeconds.cut >= self.intervalSeconds || self.settleSeconds.cut >= self.windowSeconds / 2",
-                "spec.retune.settleSeconds.cut must be at least intervalSeconds or half of windowSeconds, or a cut is judged on what was before it",
-                ".settleSeconds.cut",
-            )
-        )
-    )
+    """The tuner: moves one live limit at a time to hold the SLO."""
 
     mode: RetuneMode = RetuneMode.OBSERVE
-    """Off: no tuner. Observe: status says what it would do. Auto: it does it. Default Observe."""
+    """Off: no tuner. Observe: status says what it would do. Auto: it does it."""
     interval_seconds: Annotated[int, Field(ge=2, le=3600)] = 30
-    """Seconds between two looks. Default 30, at least 2."""
+    """Seconds between two looks, at least 2."""
     window_seconds: Annotated[int, Field(ge=10, le=3600)] = 60
-    """Seconds over which rates and percentiles are taken; at least 4 times monitoring.scrapeIntervalSeconds.
-    Default 60, at least 10."""
+    """Seconds over which rates and percentiles are taken; at least 4 times monitoring.scrapeIntervalSeconds
+    and at least 10."""
     min_samples_per_window: Annotated[int, Field(ge=1, le=1_000_000)] = 30
-    """Finished requests in a window, at least; with fewer the percentiles are unknown. Default 30."""
+    """Finished requests in a window, at least; with fewer the percentiles are unknown."""
     settle_seconds: SettleSeconds = SettleSeconds()
     """Seconds of watching after a move."""
     max_step_percent: MaxStepPercent = MaxStepPercent()
@@ -165,14 +155,15 @@ class RetuneSpec(ApiModel):
     freeze: Annotated[FreezeSpec, Later("verdicts")] = FreezeSpec()
     """When the tuner stops because it goes back and forth."""
     lease_seconds: Annotated[int, Field(ge=30, le=86_400)] = 600
-    """A pod goes back to its start-up limits if the operator is silent for so long, in seconds. Default 600."""
+    """A pod goes back to its start-up limits if the operator is silent for so long, in seconds."""
     bounds: Annotated[tuple[KnobBounds, ...], Field(max_length=16), list_map("knob")] = ()
     """How far each knob may move. Default for a knob that is not listed: from a quarter of the limit in the spec up
     to the envelope."""
-    knobs: Annotated[
-        tuple[Knob, ...], Field(max_length=16), SET, Later("rules for more knobs", ready=READY_KNOBS)
-    ] = (Knob.PREFILL_CHUNK_SIZE, Knob.MAX_NUM_SEQS)
-    """Knobs that the tuner may move; one that is absent is never touched. Default prefillChunkSize, maxNumSeqs."""
+    knobs: Annotated[tuple[Knob, ...], Field(max_length=16), SET, Later("rules for more knobs", ready=READY_KNOBS)] = (
+        Knob.PREFILL_CHUNK_SIZE,
+        Knob.MAX_NUM_SEQS,
+    )
+    """Knobs that the tuner may move; one that is absent is never touched."""
 
 
 class AutoscalingMode(StrEnum):
@@ -187,11 +178,11 @@ class ScaleToZero(ApiModel):
     """Whether an idle service goes down to no pod at all."""
 
     enabled: bool = False
-    """Allow no pods. Default false."""
+    """Allow no pods."""
     idle_seconds: Seconds = 1800
-    """Seconds without a request before the last pod goes. Default 1800."""
+    """Seconds without a request before the last pod goes."""
     require_gateway_signal: bool = True
-    """Go to zero only where a gateway can wake the service again. Default true."""
+    """Go to zero only where a gateway can wake the service again."""
 
 
 class ScalingTarget(ApiModel):
@@ -201,46 +192,46 @@ class ScalingTarget(ApiModel):
         json_schema_extra=model_rules(
             Rule(
                 "self.downUtilizationPercent <= self.utilizationPercent - 10",
-                "spec.autoscaling.target.downUtilizationPercent must be at least 10 below utilizationPercent, or replicas go up and down for ever",
+                "spec.autoscaling.target.downUtilizationPercent must be at least 10 below utilizationPercent",
                 ".downUtilizationPercent",
             )
         )
     )
 
     utilization_percent: Percent = 75
-    """Load over capacity, in percent, that scaling up aims at. Default 75."""
+    """Load over capacity, in percent, that scaling up aims at."""
     down_utilization_percent: Percent = 60
-    """Load over capacity, in percent, that must hold with one replica less. Default 60."""
+    """Load over capacity, in percent, that must hold with one replica less."""
     slo_ratio_up_percent: Percent = 55
-    """Latency over SLO, in percent, above which replicas are added. Default 55."""
+    """Latency over SLO, in percent, above which replicas are added."""
     slo_ratio_down_percent: Percent = 40
-    """Latency over SLO, in percent, below which one may go. Default 40."""
+    """Latency over SLO, in percent, below which one may go."""
     queue_drain_seconds: Seconds = 120
-    """Seconds in which the present queue should be empty. Default 120."""
+    """Seconds in which the present queue should be empty."""
 
 
 class ScaleUpPolicy(ApiModel):
     """How fast replicas are added."""
 
     stabilization_seconds: Annotated[int, Field(ge=0, le=3600)] = 0
-    """Seconds that the wish must hold. Default 0."""
+    """Seconds that the wish must hold."""
     max_percent: Annotated[int, Field(ge=1, le=1000)] = 100
-    """Growth in one period, in percent. Default 100."""
+    """Growth in one period, in percent."""
     max_pods: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Pods added in one period, or maxPercent if that is more. Default 4."""
+    """Pods added in one period, or maxPercent if that is more."""
     period_seconds: Seconds = 60
-    """Seconds of one period. Default 60."""
+    """Seconds of one period."""
 
 
 class ScaleDownPolicy(ApiModel):
     """How fast replicas are taken away."""
 
     stabilization_seconds: Annotated[int, Field(ge=0, le=3600)] = 300
-    """Seconds that the wish must hold. Default 300."""
+    """Seconds that the wish must hold."""
     max_pods: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Pods taken away in one period. Default 1."""
+    """Pods taken away in one period."""
     period_seconds: Seconds = 120
-    """Seconds of one period. Default 120."""
+    """Seconds of one period."""
 
 
 class MissingMetrics(StrEnum):
@@ -269,11 +260,11 @@ class AutoscalingSpec(ApiModel):
     )
 
     mode: AutoscalingMode = AutoscalingMode.OFF
-    """Off: you set replicas. Internal: the operator does. External: an HPA or KEDA does. Default Off."""
+    """Off: you set replicas. Internal: the operator does. External: an HPA or KEDA does."""
     min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Replicas at least; 0 needs scaleToZero.enabled. Default 1."""
+    """Replicas at least; 0 needs scaleToZero.enabled."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Replicas at most. Default 1."""
+    """Replicas at most."""
     scale_to_zero: ScaleToZero = ScaleToZero()
     """Whether an idle service goes down to no pod at all."""
     target: ScalingTarget = ScalingTarget()
@@ -283,8 +274,8 @@ class AutoscalingSpec(ApiModel):
     scale_down: ScaleDownPolicy = ScaleDownPolicy()
     """How fast replicas are taken away."""
     missing_metrics: MissingMetrics = MissingMetrics.HOLD
-    """Hold: replicas stay. HoldThenFallback: they go up to fallbackReplicas. Default Hold."""
+    """Hold: replicas stay. HoldThenFallback: they go up to fallbackReplicas."""
     fallback_replicas: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Replicas to go up to, never down to, while signals are missing. Default 0."""
+    """Replicas to go up to, never down to, while signals are missing."""
     startup_budget_seconds: Seconds = 600
-    """Seconds for which a pod that starts counts as supply. Default 600."""
+    """Seconds for which a pod that starts counts as supply."""

@@ -1,4 +1,4 @@
-"""What is served: the blocks `model`, `engine` and `envelope` of an LLMService. A change to any of them is a rollout."""
+"""What is served: the blocks `model`, `engine` and `envelope` of an LLMService. A change is a rollout."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -13,7 +13,7 @@ from guidevane_api.schema import (
     OptionalQuantity,
     Port,
     Rule,
-    Text,
+    ShortText,
     list_map,
     model_rules,
     rules,
@@ -57,20 +57,20 @@ class Adapter(ApiModel):
     revision: Annotated[str, Field(max_length=128)] = ""
     """Commit or digest of the adapter. Default: resolved once."""
     rank: Annotated[int, Field(ge=1, le=512)] = 16
-    """Rank of the adapter, at most envelope.maxAdapterRank. Default 16."""
+    """Rank of the adapter, at most envelope.maxAdapterRank."""
 
 
 class ModelSpec(ApiModel):
-    """The model that is served. A change is a rollout."""
+    """The model that is served."""
 
     uri: Annotated[
         str,
         Field(max_length=512),
-        Later("downloads (hf://, oci://, s3://)", ready=("file://", "pvc://")),
+        Later("downloads", ready=("file://", "pvc://")),
         rules(
             Rule(
                 f"self.matches('^({'|'.join(URI_SCHEMES)})://.+')",
-                "spec.model.uri must name a model as hf://, oci://, pvc://, file:// or s3:// and a path; it must not be empty",
+                "spec.model.uri must not be empty: hf://, oci://, pvc://, file:// or s3:// and a path",
             ),
             Rule(
                 "!self.startsWith('file://') || self.startsWith('file:///')",
@@ -80,10 +80,9 @@ class ModelSpec(ApiModel):
                 "!self.startsWith('pvc://') || self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$')",
                 "spec.model.uri with pvc:// takes the claim's name and a path in it: pvc://claim/path",
             ),
-            Rule("!self.contains('..')", "spec.model.uri must not contain '..'"),
             Rule(
                 "self.split('://')[0] == oldSelf.split('://')[0]",
-                "spec.model.uri may change, its scheme may not; create a new LLMService to move the model to another kind of storage",
+                "the scheme of spec.model.uri can't be changed; create a new LLMService for another kind of storage",
             ),
         ),
     ]
@@ -131,7 +130,7 @@ class EnvVar(ApiModel):
         json_schema_extra=model_rules(
             Rule(
                 "!self.name.startsWith('GUIDEVANE_')",
-                "spec.engine.env must not set GUIDEVANE_ variables; use the field of the spec, or spec.engine.extraArgs",
+                "spec.engine.env must not set GUIDEVANE_ variables; use the spec's fields or extraArgs",
                 ".name",
             ),
             Rule(
@@ -151,7 +150,7 @@ class EnvVar(ApiModel):
 
 
 class EngineSpec(ApiModel):
-    """The runtime container. A change is a rollout."""
+    """The runtime container."""
 
     model_config = ConfigDict(
         json_schema_extra=model_rules(
@@ -164,7 +163,8 @@ class EngineSpec(ApiModel):
         Field(max_length=512),
         rules(
             Rule(
-                "self == '' || self.contains('@sha256:') || (self.matches(':[A-Za-z0-9_][A-Za-z0-9_.-]*$') && !self.endsWith(':latest'))",
+                "self == '' || self.contains('@sha256:')"
+                " || (self.matches(':[A-Za-z0-9_][A-Za-z0-9_.-]*$') && !self.endsWith(':latest'))",
                 "spec.engine.image needs a digest, or a tag other than latest",
             )
         ),
@@ -172,20 +172,21 @@ class EngineSpec(ApiModel):
     """Runtime image, with a digest or a tag other than latest. Default: the image that the operator was released
     with."""
     image_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
-    """When the node pulls the image. Default IfNotPresent."""
+    """When the node pulls the image."""
     port: Port = 8000
-    """Port of the OpenAI API, /metrics and the probes. Default 8000."""
+    """Port of the OpenAI API, /metrics and the probes."""
     admin_port: Port = 8001
-    """Port of /admin/limits, for the operator only; never in the Service. Default 8001."""
+    """Port of /admin/limits, for the operator only; never in the Service."""
     admin_auth_secret_ref: Annotated[LocalSecretRef, Later("admin tokens of your own")] = LocalSecretRef()
     """Secret with the admin token. Default: the operator makes the Secret <name>-admin."""
     extra_args: Annotated[
-        tuple[Text, ...],
-        Field(max_length=64),
+        tuple[ShortText, ...],
+        Field(max_length=32),
         rules(
             Rule(
                 f"self.all(a, !a.matches('^--({'|'.join(OWNED_FLAGS)})(=.*)?$'))",
-                "spec.engine.extraArgs must not hold a flag that other fields own (--model, --port, --envelope-max-num-seqs and so on); set spec.model, spec.engine, spec.envelope, spec.limits or spec.drain",
+                "spec.engine.extraArgs must not hold a flag that another field owns, as --model or --port;"
+                " set spec.model, spec.engine, spec.envelope, spec.limits or spec.drain",
             )
         ),
     ] = ()
@@ -204,21 +205,19 @@ class DType(StrEnum):
 
 
 class EnvelopeSpec(Envelope):
-    """Start-up capacity: what memory and kernels are sized for. A change is a rollout; spec.limits moves inside it."""
+    """Start-up capacity: what memory and kernels are sized for; spec.limits moves inside it."""
 
     gpu_memory_utilization_percent: Percent = 90
-    """Share of GPU memory, in percent, for weights, workspace and KV cache together. Default 90. No effect on CPU."""
+    """Share of GPU memory, in percent, for weights, workspace and KV cache together. No effect on CPU."""
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
-    """Tokens in one KV-cache block. Default 16."""
+    """Tokens in one KV-cache block."""
     kv_cache_memory: OptionalQuantity = ""
     """Memory of the KV cache, as in 512Mi. Default, if empty: on GPU what gpuMemoryUtilizationPercent leaves, on CPU
     a quarter of resources.limits.memory and at most 4Gi."""
     dtype: DType = DType.AUTO
-    """Number format of weights and activations: Auto, Float32, Bfloat16 or Float16. Default Auto: bfloat16 where the
-    hardware has it, else float32."""
+    """Number format of weights and activations: Auto, Float32, Bfloat16 or Float16. Auto is bfloat16 where the hardware
+    has it, else float32."""
     max_adapters: Annotated[int, Field(ge=0, le=256), Later("LoRA adapters")] = 0
-    """LoRA adapters in memory at once, at most. Default 0."""
+    """LoRA adapters in memory at once, at most."""
     max_adapter_rank: Annotated[int, Field(ge=0, le=512), Later("LoRA adapters")] = 0
-    """Largest rank of a LoRA adapter. Default 0."""
-
-
+    """Largest rank of a LoRA adapter."""
