@@ -21,6 +21,8 @@ GuidevaneError
 A message carries the value, the limit and the way out.
 """
 
+# ruff: noqa: N818 (a name says what happened; the tree says that it is an error)
+
 
 class GuidevaneError(Exception):
     """Root of the tree. `status` is the HTTP status of the reply, `str(error)` its message."""
@@ -65,7 +67,7 @@ class Conflict(ClientError):
 
 
 class TooManyRequests(ClientError):
-    """This client is at its own cap; others are served."""
+    """The client is at its own cap; others are served."""
 
     status = 429
 
@@ -93,7 +95,7 @@ class WaitedTooLong(ServerError):
 
 
 class StartError(ServerError):
-    """The engine can't start, and would not if it were started again: its settings, its model or its machine must change."""
+    """The engine can't start, and a restart does not help: settings, model or machine must change."""
 
 
 class ModelLoadError(StartError):

@@ -28,6 +28,8 @@ class ScheduledSeq:
     """Tokens generated so far, for penalties; empty when params has none."""
     prompt_token_ids: tuple[int, ...] = ()
     """For repetition_penalty; empty when params has none."""
+    num_output_tokens: int = 0
+    """Tokens generated so far, always set: min_tokens counts them."""
 
     @property
     def is_decode(self) -> bool:

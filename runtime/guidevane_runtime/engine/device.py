@@ -18,8 +18,11 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 1 << 60
 """cgroup v1 says "no limit" with a number close to 2**63, rounded to pages."""
 
-M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
-"""glibc mallopt(3)."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt(3)."""
+MMAP_THRESHOLD_BYTES = 32 << 20
+"""The largest value that glibc takes."""
+TRIM_THRESHOLD_BYTES = 512 << 20
 
 
 def prepare_environment(num_threads: int | None = None) -> None:
@@ -77,7 +80,7 @@ def _with_ancestors(mount: Path, group: str) -> Iterator[Path]:
 
 
 def _group_path(proc: Path, controller: str) -> str:
-    """This process's group in the hierarchy of `controller` ("" is v2), from lines like `4:cpu,cpuacct:/a/b`."""
+    """Path of our group in the hierarchy of `controller` ("" is v2), read from lines like `4:cpu,cpuacct:/a/b`."""
     try:
         lines = proc.read_text().splitlines()
     except OSError:
@@ -125,5 +128,5 @@ def _keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # musl has none
-        mallopt(M_MMAP_THRESHOLD, 256 << 20)
-        mallopt(M_TRIM_THRESHOLD, 512 << 20)
+        mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)

@@ -12,7 +12,7 @@ SUPPORTED_GGUF_ARCHITECTURES = ("llama",)
 
 @dataclass(frozen=True, slots=True)
 class Llama3RopeScaling:
-    """Stretches the low frequencies only (Llama 3.1 model card): wavelengths above original_max_len / low_freq_factor."""
+    """Stretches low frequencies only: wavelengths above original_max_len / low_freq_factor (as Llama 3.1 does)."""
 
     factor: float
     low_freq_factor: float
@@ -62,7 +62,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], generation: Mapping[str, Any], source: str) -> "ModelConfig":
-        """Read config.json, and generation_config.json for the ids that end a text. `source` names the file in errors."""
+        """Read config.json, and generation_config.json for what ends a text. `source` names the file in errors."""
         read = _Fields(raw, source)
         architecture = _hf_architecture(raw, source)
         _refuse_hf_features(raw, source)
@@ -187,14 +187,16 @@ def _refuse_hf_features(raw: Mapping[str, Any], source: str) -> None:
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method")
         raise UnsupportedModel(
-            f"{source}: quantization_config is set (quant_method {method!r}); load the unquantised weights or a GGUF file"
+            f"{source}: quantization_config is set (quant_method {method!r}); "
+            "load the unquantised weights or a GGUF file"
         )
     if raw.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel(f"{source}: partial_rotary_factor is {raw['partial_rotary_factor']}; only 1.0 is supported")
+        factor = raw["partial_rotary_factor"]
+        raise UnsupportedModel(f"{source}: partial_rotary_factor is {factor}; only 1.0 is supported")
 
 
 def _hf_rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes rope_parameters (theta inside); older files have rope_scaling beside rope_theta."""
+    """Find the block: rope_parameters, theta inside, since transformers 5; before, rope_scaling beside rope_theta."""
     return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
 
 
@@ -221,7 +223,9 @@ def _refuse_gguf_features(raw: Mapping[str, Any], source: str) -> None:
         raise UnsupportedModel(f"{source}: llama.expert_count is {experts}; mixtures of experts are not supported")
     window = raw.get("llama.attention.sliding_window", 0)
     if window:
-        raise UnsupportedModel(f"{source}: llama.attention.sliding_window is {window}; sliding windows are not supported")
+        raise UnsupportedModel(
+            f"{source}: llama.attention.sliding_window is {window}; sliding windows are not supported"
+        )
 
 
 def _gguf_rope_scaling(raw: Mapping[str, Any], source: str) -> RopeScaling | None:

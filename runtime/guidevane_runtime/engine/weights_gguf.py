@@ -1,8 +1,8 @@
 """GGUF files: metadata, dequantisation, and the way back from llama.cpp's row order to HuggingFace's."""
 
+import math
 import re
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -10,9 +10,8 @@ import torch
 
 from guidevane_runtime.engine.model_config import ModelConfig
 from guidevane_runtime.engine.weights import EMBED, FINAL_NORM, LM_HEAD, ROPE_FACTORS
-from guidevane_runtime.errors import BrokenModel, UnsupportedModel
-
-MAGIC = b"GGUF"
+from guidevane_runtime.errors import UnsupportedModel
+from guidevane_runtime.gguf_file import GgufFile, TensorInfo
 
 HF_NAMES = {
     "token_embd.weight": EMBED,
@@ -38,32 +37,35 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        reader = _open_reader(path)
-        self._tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
-        self.shapes = {
-            # ggml writes the fastest dimension first
-            name: tuple(int(size) for size in reversed(tensor.shape))
-            for name, tensor in self._tensors.items()
-        }
-        self.config = ModelConfig.from_gguf(_metadata(reader), tied=LM_HEAD not in self._tensors, source=str(path))
+        self._file = GgufFile(path)
+        self._tensors = {_hf_name(name): tensor for name, tensor in self._file.tensors.items()}
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.config = ModelConfig.from_gguf(self._file.metadata, tied=LM_HEAD not in self._tensors, source=str(path))
 
     def read(self, name: str) -> torch.Tensor:
         """float32, in HuggingFace's row order."""
         tensor = self._tensors[name]
-        try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        except (NotImplementedError, KeyError) as error:
-            raise UnsupportedModel(
-                f"{self.path}: tensor {tensor.name} is stored as {tensor.tensor_type.name}, "
-                "which can't be dequantised; use a file quantised as Q4_K, Q8_0 or the like, or F16"
-            ) from error
-        # A copy: what came out unchanged (F32) is a read-only view of the file.
-        weight = torch.from_numpy(np.array(values, dtype=np.float32)).reshape(self.shapes[name])
+        # A copy: what comes out unchanged (F32) is a read-only view of the file.
+        weight = torch.from_numpy(np.array(self._dequantised(tensor), dtype=np.float32)).reshape(tensor.shape)
         if name.endswith("q_proj.weight"):
             return unpermute(weight, self.config.num_heads)
         if name.endswith("k_proj.weight"):
             return unpermute(weight, self.config.num_kv_heads)
         return weight
+
+    def _dequantised(self, tensor: TensorInfo) -> np.ndarray:
+        try:
+            kind = gguf.GGMLQuantizationType(tensor.ggml_type)
+            block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+            *rows, columns = tensor.shape
+            row_bytes = columns // block_size * block_bytes
+            raw = self._file.raw(tensor, math.prod(rows) * row_bytes)
+            return gguf.quants.dequantize(np.frombuffer(raw, dtype=np.uint8).reshape(*rows, row_bytes), kind)
+        except (NotImplementedError, KeyError, ValueError) as error:
+            raise UnsupportedModel(
+                f"{self.path}: tensor {tensor.name} is stored in ggml type {tensor.ggml_type} ({error}), which can't "
+                "be dequantised here; use a file in F16, BF16, Q8_0, Q4_K or another common type"
+            ) from error
 
 
 def unpermute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -74,28 +76,6 @@ def unpermute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     rows, columns = weight.shape
     half = rows // num_heads // 2
     return weight.reshape(num_heads, half, 2, columns).transpose(1, 2).reshape(rows, columns)
-
-
-def _open_reader(path: Path) -> gguf.GGUFReader:
-    with path.open("rb") as file:
-        magic = file.read(len(MAGIC))
-    if magic != MAGIC:
-        raise UnsupportedModel(
-            f"{path} is not a GGUF file (it starts with {magic!r}); give a GGUF file or a HuggingFace directory"
-        )
-    try:
-        return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        raise BrokenModel(f"{path} is cut short or damaged ({error}); download or copy it again") from error
-
-
-def _metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
-    """Scalars as they are; of the long arrays only the length counts here."""
-    found: dict[str, Any] = {}
-    for key, field in reader.fields.items():
-        is_array = bool(field.types) and field.types[0] == gguf.GGUFValueType.ARRAY
-        found[key] = range(len(field.data)) if is_array else field.contents()
-    return found
 
 
 def _hf_name(name: str) -> str:

@@ -1,12 +1,14 @@
-"""Fill a model's tensors from a source: check names and shapes first, then read, fuse and cast, one tensor at a time."""
+"""Fill a model's tensors from a source: check names and shapes, then read, fuse and cast one by one."""
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 
 import torch
 
 from guidevane_runtime.engine.model_config import ModelConfig
+from guidevane_runtime.engine.model_linear import Linear
 from guidevane_runtime.engine.weights import EMBED, FINAL_NORM, LM_HEAD, ROPE_FACTORS, WeightSource
 from guidevane_runtime.errors import BrokenModel, UnsupportedModel
 
@@ -20,19 +22,19 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; matrices are [out, in] in the model's dtype."""
+    """One decoder layer, in the model's dtype; matrices are given as [out, in]."""
 
     input_norm: torch.Tensor
     """[hidden_size]"""
-    qkv: torch.Tensor
+    qkv: Linear
     """[(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: q, k, v stacked."""
-    output: torch.Tensor
+    output: Linear
     """[hidden_size, num_heads * head_dim]"""
     mlp_norm: torch.Tensor
     """[hidden_size]"""
-    gate_up: torch.Tensor
+    gate_up: Linear
     """[2 * intermediate_size, hidden_size]: gate, up stacked."""
-    down: torch.Tensor
+    down: Linear
     """[hidden_size, intermediate_size]"""
 
 
@@ -45,8 +47,8 @@ class LlamaWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     """[hidden_size]"""
-    lm_head: torch.Tensor
-    """[vocab_size, hidden_size]; the embedding itself where they are tied."""
+    lm_head: Linear
+    """[vocab_size, hidden_size]; the embedding itself where they are tied (a packed copy of it on CPU)."""
     rope_factors: torch.Tensor | None
     """[head_dim / 2], float32, on CPU: divisors of the rotary frequencies, from GGUF files only."""
 
@@ -61,7 +63,7 @@ def load_weights(source: WeightSource, *, dtype: torch.dtype, device: torch.devi
         embed=embed,
         layers=tuple(_load_layer(reader, f"model.layers.{index}.") for index in range(source.config.num_layers)),
         final_norm=reader.read(FINAL_NORM),
-        lm_head=embed if source.config.tie_word_embeddings else reader.read(LM_HEAD),
+        lm_head=Linear.of(embed if source.config.tie_word_embeddings else reader.read(LM_HEAD)),
         rope_factors=source.read(ROPE_FACTORS) if ROPE_FACTORS in source.shapes else None,
     )
 
@@ -89,15 +91,22 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Memory that the loaded weights take on CPU, where a tied lm_head is a packed copy."""
+    num_values = sum(math.prod(shape) for shape in expected_shapes(config).values())
+    num_copied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
+    return (num_values + num_copied) * dtype.itemsize
+
+
 def _load_layer(reader: "_ProgressReader", prefix: str) -> LayerWeights:
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     return LayerWeights(
         input_norm=reader.read(f"{prefix}input_layernorm.weight"),
-        qkv=torch.cat([reader.read(f"{attention}{name}_proj.weight") for name in "qkv"]),
-        output=reader.read(f"{attention}o_proj.weight"),
+        qkv=reader.linear(*(f"{attention}{name}_proj.weight" for name in "qkv")),
+        output=reader.linear(f"{attention}o_proj.weight"),
         mlp_norm=reader.read(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=torch.cat([reader.read(f"{mlp}gate_proj.weight"), reader.read(f"{mlp}up_proj.weight")]),
-        down=reader.read(f"{mlp}down_proj.weight"),
+        gate_up=reader.linear(f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"),
+        down=reader.linear(f"{mlp}down_proj.weight"),
     )
 
 
@@ -133,6 +142,11 @@ class _ProgressReader:
         self._source, self._num_tensors, self._dtype, self._device = source, num_tensors, dtype, device
         self._num_read = 0
         self._start_s = self._reported_s = time.monotonic()
+
+    def linear(self, *names: str) -> Linear:
+        """The matrices stacked along their output."""
+        parts = [self.read(name) for name in names]
+        return Linear.of(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def read(self, name: str) -> torch.Tensor:
         # copy: a memory-mapped tensor would fault when its file is replaced under a running server.

@@ -1,0 +1,118 @@
+"""Who may come in: memory now, and the peak of memory that running requests and a newcomer will need together.
+
+Peak-KV estimate after LightLLM's past-future scheduler (arXiv 2507.10150): outputs of the past say how long those of
+the present get. An estimate that was too low costs a preemption. Each preemption of a request doubles what is set aside
+before it runs again, and from the third on everything that could ever be needed is: no request goes back a fourth time
+for lack of blocks.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterable
+
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.request import Request
+
+MAX_PREEMPTIONS_ON_ESTIMATE = 2
+"""Preemptions after which a request is admitted on an estimate; above, on the certain bound."""
+
+
+class OutputForecast:
+    """How long outputs get, learned from the last finished requests."""
+
+    WINDOW = 256
+    """Finished requests that count: a few minutes of traffic, so a change of the mix shows soon."""
+    PRIOR_TOKENS = 256
+    """Assumed output while nothing has finished: a chat answer."""
+    QUANTILE = 0.9
+    """High, as too low costs a preemption and too high only a later admission."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def record(self, num_output_tokens: int) -> None:
+        self._recent.append(num_output_tokens)
+        insort(self._sorted, num_output_tokens)
+        if len(self._recent) > self.WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+
+    def num_more_tokens(self, num_so_far: int) -> int:
+        """Expected further output after num_so_far tokens: the 90th percentile of those that got longer."""
+        shorter = bisect_right(self._sorted, num_so_far)
+        longer = len(self._sorted) - shorter
+        if longer:
+            return self._sorted[shorter + int(self.QUANTILE * (longer - 1))] - num_so_far
+        # Nobody got this far: expect as much again.
+        return max(self.PRIOR_TOKENS - num_so_far, num_so_far, 1)
+
+
+class MemoryGate:
+    """Whether one more request fits the KV limit, beside those that run."""
+
+    def __init__(
+        self, pool: BlockPool, limits: SchedulerLimits, forecast: OutputForecast, running: Iterable[Request]
+    ) -> None:
+        self._pool = pool
+        self._max_blocks = kv_limit_blocks(pool, limits)
+        self._forecast = forecast
+        self._running = running
+
+    def admits(self, request: Request) -> bool:
+        # The peak includes what is needed now; a full pool is only quicker to see.
+        return self._fits_now(request) and self._fits_at_peak(request)
+
+    def _fits_now(self, request: Request) -> bool:
+        return self._pool.num_used + self._pool.num_blocks_for(request.num_tokens) <= self._max_blocks
+
+    def _fits_at_peak(self, candidate: Request) -> bool:
+        together = [*self._running, candidate]
+        if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
+            peak = sum(self._held(request, request.max_num_tokens) for request in together)
+        else:
+            peak = self._estimated_peak(together, 1 << candidate.num_preemptions)
+        return peak <= self._max_blocks * self._pool.block_size
+
+    def _estimated_peak(self, requests: list[Request], distrust: int) -> int:
+        """Max over i of left_i * (i + 1) + held_0 + ... + held_i, longest left first. Tokens."""
+        forecast = sorted(((self._left(r, distrust), self._held(r, r.num_tokens)) for r in requests), reverse=True)
+        peak = held_so_far = 0
+        for rank, (left, held) in enumerate(forecast, start=1):
+            held_so_far += held
+            peak = max(peak, left * rank + held_so_far)
+        return peak
+
+    def _left(self, request: Request, distrust: int) -> int:
+        expected = distrust * self._forecast.num_more_tokens(request.num_output_tokens)
+        return min(expected, request.max_num_tokens - request.num_tokens)
+
+    def _held(self, request: Request, num_tokens: int) -> int:
+        """Rounded up to what its last block may leave unused."""
+        return num_tokens + self._pool.block_size - 1
+
+
+def kv_limit_blocks(pool: BlockPool, limits: SchedulerLimits) -> int:
+    return max(1, pool.num_blocks * limits.kv_cache_utilization_limit_percent // 100)
+
+
+def refusal(num_prompt_tokens: int, max_prompt_tokens: int, max_model_len: int, pool: BlockPool) -> str:
+    """Why a prompt can never run, with the way out; empty when it can."""
+    if num_prompt_tokens < 1:
+        return "prompt has 0 tokens, at least 1 is needed; send a prompt"
+    if num_prompt_tokens > max_prompt_tokens:
+        return (
+            f"prompt has {num_prompt_tokens} tokens, limit maxPromptTokens {max_prompt_tokens}; "
+            "shorten it or raise the limit"
+        )
+    if num_prompt_tokens + 1 > max_model_len:
+        return (
+            f"prompt has {num_prompt_tokens} tokens and needs room for one more, limit maxModelLen "
+            f"{max_model_len}; shorten it or raise the limit"
+        )
+    if num_prompt_tokens + 1 > pool.num_tokens:
+        return (
+            f"prompt has {num_prompt_tokens} tokens and needs room for one more, the KV cache holds "
+            f"{pool.num_tokens}; shorten it or give the KV cache more memory"
+        )
+    return ""

@@ -1,0 +1,107 @@
+"""What one step may still spend."""
+
+from collections.abc import Iterable
+
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.request import Request
+
+
+class StepBudget:
+    """Tokens of one step. A request that needs one token is a decode, whatever brought it there."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._total = limits.max_num_batched_tokens
+        self._decode = limits.decode_token_budget
+        self._prefill = limits.prefill_token_budget
+        self._chunk_size = limits.prefill_chunk_size
+
+    @property
+    def num_decodes_left(self) -> int:
+        return min(self._total, self._decode)
+
+    @property
+    def is_spent(self) -> bool:
+        return self._total < 1 or max(self._prefill, self._decode) < 1
+
+    def affordable(self, request: Request) -> int:
+        """Tokens of the request that fit what is left; 0 is none."""
+        needed = request.num_uncomputed_tokens
+        if needed == 1:
+            return min(1, self.num_decodes_left)
+        return min(needed, self._chunk_size, self._prefill, self._total)
+
+    def spend(self, request: Request, num_tokens: int) -> None:
+        self._book(request, num_tokens)
+
+    def refund(self, request: Request, num_tokens: int) -> None:
+        self._book(request, -num_tokens)
+
+    def _book(self, request: Request, num_tokens: int) -> None:
+        self._total -= num_tokens
+        if request.num_uncomputed_tokens == 1:
+            self._decode -= num_tokens
+        else:
+            self._prefill -= num_tokens
+
+
+class StepPlan:
+    """A step while it is being planned; sealed into an immutable batch."""
+
+    def __init__(self, number: int, now_s: float, limits: SchedulerLimits) -> None:
+        self.number = number
+        self.now_s = now_s
+        self.limits = limits
+        self.budget = StepBudget(limits)
+        self.num_recomputed_tokens = 0
+        self._parts: dict[Request, int] = {}
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        self.budget.spend(request, num_tokens)
+        self._parts[request] = num_tokens
+
+    def drop(self, request: Request) -> None:
+        """Take a request that is being preempted out again; its tokens go back to the budget."""
+        num_tokens = self._parts.pop(request, 0)
+        if num_tokens:
+            self.budget.refund(request, num_tokens)
+
+    def is_partial(self, request: Request) -> bool:
+        """Whether the request will still be in mid-prefill after this step."""
+        return request.num_uncomputed_tokens - self._parts.get(request, 0) > 1
+
+    def seal(self, epoch: int) -> ScheduledBatch:
+        """Fix the plan: note the step on its requests, decodes first in the batch."""
+        seqs = []
+        for place, (request, num_tokens) in enumerate(self._parts.items()):
+            if request.first_scheduled_s is None:
+                request.first_scheduled_s = self.now_s
+            request.last_turn = (self.number, place)
+            self.num_recomputed_tokens += request.num_recomputed(num_tokens)
+            seqs.append(request.scheduled(num_tokens))
+        seqs.sort(key=lambda seq: not seq.is_decode)
+        return ScheduledBatch(step=self.number, seqs=tuple(seqs), epoch=epoch)
+
+
+class PrefillLanes:
+    """Prefills that take more than one step: max_partial_prefills at once, and of long prompts only one."""
+
+    def __init__(self, step: StepPlan, running: Iterable[Request]) -> None:
+        self._step = step
+        self._threshold = step.limits.long_context_threshold_tokens
+        self._in_prefill: list[Request] = []
+        for request in running:
+            self.enter(request)
+
+    def enter(self, request: Request) -> None:
+        if self._step.is_partial(request):
+            self._in_prefill.append(request)
+
+    def has_room_for(self, request: Request) -> bool:
+        if self._is_long(request) and any(map(self._is_long, self._in_prefill)):
+            return False
+        ends_in_step = request.num_uncomputed_tokens - self._step.budget.affordable(request) <= 1
+        return ends_in_step or len(self._in_prefill) < self._step.limits.max_partial_prefills
+
+    def _is_long(self, request: Request) -> bool:
+        return request.num_prompt_tokens > self._threshold

@@ -1,0 +1,124 @@
+"""One request as the scheduler sees it. It has no phase: num_computed_tokens catches up with num_tokens.
+
+# [0, num_computed)           in the KV cache
+# [num_computed, num_tokens)  known, to be computed; one token is a decode, more are a prefill
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from guidevane_runtime.core.block_pool import BlockTable
+from guidevane_runtime.core.messages import FinishReason, SamplingParams, Submit
+from guidevane_runtime.core.plan import ScheduledSeq
+
+
+class RequestState(StrEnum):
+    """PREEMPTED is no state of its own: a preempted request waits, with num_preemptions above 0."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+ALLOWED_TRANSITIONS = {
+    RequestState.WAITING: {RequestState.RUNNING, RequestState.FINISHED, RequestState.ABORTED},
+    RequestState.RUNNING: {RequestState.WAITING, RequestState.FINISHED, RequestState.ABORTED},
+    RequestState.FINISHED: set[RequestState](),
+    RequestState.ABORTED: set[RequestState](),
+}
+
+STATE_AFTER = {
+    FinishReason.STOP: RequestState.FINISHED,
+    FinishReason.LENGTH: RequestState.FINISHED,
+    FinishReason.ERROR: RequestState.FINISHED,
+    FinishReason.ABORT: RequestState.ABORTED,
+    FinishReason.TIMEOUT: RequestState.ABORTED,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Mutated by the scheduler only."""
+
+    submit: Submit
+    max_num_tokens: int
+    """Prompt and output together, at most. Fixed when it was accepted, so that no later limit changes its output."""
+    blocks: BlockTable
+    state: RequestState = RequestState.WAITING
+    token_ids: list[int] = field(default_factory=list)
+    """Prompt, then output."""
+    num_computed_tokens: int = 0
+    num_ever_computed_tokens: int = 0
+    """High-water mark of num_computed_tokens: what a preemption made it compute again lies below."""
+    num_preemptions: int = 0
+    first_scheduled_s: float | None = None
+    last_turn: tuple[int, int] = (0, 0)
+    """Step that last computed a token of it, and its place there: the least recent decodes first when not all can."""
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.submit.prompt_token_ids)
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.submit.params
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.submit.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.submit.prompt_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def move_to(self, state: RequestState) -> None:
+        """Raises RuntimeError for a transition that the table does not have."""
+        if state not in ALLOWED_TRANSITIONS[self.state]:
+            raise RuntimeError(f"request {self.request_id} can't go from {self.state} to {state}")
+        self.state = state
+
+    def preempt(self) -> None:
+        """Back to waiting, to be recomputed: the tokens stay, the blocks go."""
+        self.move_to(RequestState.WAITING)
+        self.blocks.release()
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
+
+    def note_computed(self, num_tokens: int) -> None:
+        self.num_computed_tokens += num_tokens
+        self.num_ever_computed_tokens = max(self.num_ever_computed_tokens, self.num_computed_tokens)
+
+    def num_recomputed(self, num_tokens: int) -> int:
+        """How many of the next num_tokens tokens had been computed before a preemption."""
+        return max(0, min(num_tokens, self.num_ever_computed_tokens - self.num_computed_tokens))
+
+    def scheduled(self, num_tokens: int) -> ScheduledSeq:
+        """The next num_tokens tokens as part of a step."""
+        start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
+        return ScheduledSeq(
+            request_id=self.submit.request_id,
+            token_ids=tuple(self.token_ids[start:end]),
+            start=start,
+            block_ids=self.blocks.block_ids,
+            samples=end == len(self.token_ids),
+            params=self.submit.params,
+            output_token_ids=tuple(self.token_ids[self.num_prompt_tokens :]) if _has_penalties(self.params) else (),
+            prompt_token_ids=self.submit.prompt_token_ids if self.params.repetition_penalty != 1.0 else (),
+            num_output_tokens=self.num_output_tokens,
+        )
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)

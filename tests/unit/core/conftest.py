@@ -1,0 +1,97 @@
+"""A scheduler with a fake runner, driven by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from guidevane_api.admin import LimitsSource, ShrinkMode
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.fake_runner import FakeRunner
+from guidevane_runtime.core.messages import FinishReason, RequestOutput, SamplingParams, SetLimits, Submit
+from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.scheduler import Scheduler
+
+VOCAB_SIZE = 1000
+
+
+class Rig:
+    """Everything that happened, by request id."""
+
+    def __init__(self, *, num_blocks: int, block_size: int, eos: frozenset[int], limits: dict[str, int]) -> None:
+        self.pool = BlockPool(num_blocks, block_size)
+        self.runner = FakeRunner(num_blocks, block_size, VOCAB_SIZE)
+        self.scheduler = Scheduler(self.pool, SchedulerLimits(**limits), max_model_len=4096, eos_token_ids=eos)
+        self.outputs: list[RequestOutput] = []
+        self.batches: list[ScheduledBatch] = []
+        self.now_s = 0.0
+
+    def submit(self, name: str, num_prompt_tokens: int = 4, *, priority: int = 0, **params: Any) -> Submit:
+        prompt = tuple((ord(name[0]) + i) % VOCAB_SIZE for i in range(num_prompt_tokens))
+        sampling = SamplingParams(**{"max_tokens": 8, "seed": 0, **params})
+        submit = Submit(name, prompt, sampling, arrival_s=self.now_s, priority=priority)
+        self.scheduler.submit(submit)
+        self.listen()
+        self.now_s += 0.001
+        return submit
+
+    def plan(self) -> ScheduledBatch:
+        batch = self.scheduler.schedule(self.now_s)
+        self.batches.append(batch)
+        self.listen()
+        return batch
+
+    def finish(self, batch: ScheduledBatch) -> None:
+        self.scheduler.apply(batch, self.runner.execute(batch))
+        self.listen()
+
+    def step(self, num_steps: int = 1) -> dict[str, int]:
+        """Run steps; tokens per request in the last one."""
+        batch = None
+        for _ in range(num_steps):
+            batch = self.plan()
+            self.finish(batch)
+        assert batch is not None
+        return {seq.request_id: len(seq.token_ids) for seq in batch.seqs}
+
+    def run_to_end(self) -> None:
+        for _ in range(10_000):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("work does not end")
+
+    def set_limits(self, mode: ShrinkMode = ShrinkMode.DRAIN, **changes: int) -> None:
+        now = self.scheduler.limits
+        limits = now.target.model_copy(update=changes)
+        self.scheduler.set_limits(SetLimits(limits, now.epoch + 1, LimitsSource.SPEC, mode))
+
+    def listen(self) -> None:
+        self.outputs += self.scheduler.take_outputs()
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        return tuple(t for output in self.outputs if output.request_id == name for t in output.new_token_ids)
+
+    def ends(self, name: str) -> list[FinishReason]:
+        return [o.finish_reason for o in self.outputs if o.request_id == name and o.finish_reason is not None]
+
+    def end_output(self, name: str) -> RequestOutput:
+        return next(o for o in self.outputs if o.request_id == name and o.finish_reason is not None)
+
+    def first_step(self, name: str) -> int:
+        return next(batch.step for batch in self.batches if any(seq.request_id == name for seq in batch.seqs))
+
+    def running(self) -> set[str]:
+        return {request.request_id for request in self.scheduler.running}
+
+
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture
+def make_rig() -> MakeRig:
+    def make(*, num_blocks: int = 100, block_size: int = 4, eos: frozenset[int] = frozenset(), **limits: int) -> Rig:
+        return Rig(num_blocks=num_blocks, block_size=block_size, eos=eos, limits=limits)
+
+    return make

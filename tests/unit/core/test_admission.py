@@ -1,0 +1,71 @@
+import pytest
+
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.admission import MemoryGate, OutputForecast
+from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.messages import SamplingParams, Submit
+from guidevane_runtime.core.request import Request
+
+
+def test_without_a_past_a_chat_answer_is_expected() -> None:
+    forecast = OutputForecast()
+    assert [forecast.num_more_tokens(n) for n in (0, 100, 255)] == [256, 156, 255]
+
+
+def test_what_nobody_reached_is_expected_to_double() -> None:
+    forecast = OutputForecast()
+    forecast.record(10)
+    assert forecast.num_more_tokens(1000) == 1000
+
+
+def test_the_forecast_is_the_upper_end_of_those_that_got_longer() -> None:
+    forecast = OutputForecast()
+    for num_tokens in range(1, 101):
+        forecast.record(num_tokens)
+    assert forecast.num_more_tokens(0) == 90
+    assert forecast.num_more_tokens(80) == 98 - 80
+
+
+def test_the_forecast_forgets() -> None:
+    forecast = OutputForecast()
+    for num_tokens in [5000] * 10 + [20] * forecast.WINDOW:
+        forecast.record(num_tokens)
+    assert forecast.num_more_tokens(0) == 20
+
+
+def gate_beside_one_running(num_blocks: int, num_preemptions: int) -> bool:
+    """10 prompt tokens each, up to 100 in all; the past says that outputs have 2 tokens."""
+    pool, forecast = BlockPool(num_blocks, 1), OutputForecast()
+    forecast.record(2)
+    params = SamplingParams(max_tokens=90, seed=0)
+    running, candidate = (
+        Request(Submit(name, tuple(range(10)), params, arrival_s=0.0), max_num_tokens=100, blocks=pool.table())
+        for name in "ab"
+    )
+    running.blocks.try_grow_to(10)
+    candidate.num_preemptions = num_preemptions
+    limits = SchedulerLimits(kv_cache_utilization_limit_percent=100)
+    return MemoryGate(pool, limits, forecast, [running]).admits(candidate)
+
+
+@pytest.mark.parametrize(("num_preemptions", "peak"), [(0, 24), (1, 28), (2, 36), (3, 200)])
+def test_each_preemption_makes_the_return_safer(num_preemptions: int, peak: int) -> None:
+    """Twice the forecast, four times, and then all that both could ever need."""
+    assert gate_beside_one_running(peak, num_preemptions)
+    assert not gate_beside_one_running(peak - 1, num_preemptions)
+
+
+def test_the_peak_is_when_the_shorter_one_ends() -> None:
+    """LightLLM's estimate: they don't all hold their maximum at once."""
+    pool, forecast = BlockPool(1000, 1), OutputForecast()
+    for num_tokens in (10, 50):
+        forecast.record(num_tokens)
+    params = SamplingParams(max_tokens=500, seed=0)
+    old, new = (
+        Request(Submit(name, (1,), params, arrival_s=0.0), max_num_tokens=bound, blocks=pool.table())
+        for name, bound in (("old", 41), ("new", 6))
+    )
+    # held 1 + 1, left 10 (the forecast) and 5 (its bound): 2 * 5 + 2 when `new` ends, 10 + 1 when `old` does.
+    for percent, fits in ((12, True), (11, False)):
+        limits = SchedulerLimits(kv_cache_utilization_limit_percent=percent)
+        assert MemoryGate(BlockPool(100, 1), limits, forecast, [old]).admits(new) == fits

@@ -1,0 +1,33 @@
+from guidevane_api.admin import LimitsSource, ShrinkMode
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.limits import LimitsState
+from guidevane_runtime.core.messages import SetLimits
+
+STARTUP, TIGHT = SchedulerLimits(), SchedulerLimits(max_num_seqs=2)
+
+
+def test_newer_limits_replace_the_old_ones_with_epoch_and_source() -> None:
+    state = LimitsState(STARTUP)
+    assert (state.epoch, state.source) == (0, LimitsSource.STARTUP)
+    assert state.replace(SetLimits(TIGHT, 3, LimitsSource.RETUNE))
+    assert (state.target, state.epoch, state.source) == (TIGHT, 3, LimitsSource.RETUNE)
+
+
+def test_stale_limits_change_nothing() -> None:
+    state = LimitsState(STARTUP)
+    state.replace(SetLimits(TIGHT, 3, LimitsSource.SPEC))
+    assert not state.replace(SetLimits(STARTUP, 3, LimitsSource.RETUNE))
+    assert not state.replace(SetLimits(STARTUP, 2, LimitsSource.RETUNE, ShrinkMode.PREEMPT))
+    assert (state.target, state.epoch, state.source) == (TIGHT, 3, LimitsSource.SPEC)
+    assert not state.take_shrink_order()
+
+
+def test_effective_concurrency_stays_above_the_target_while_more_run() -> None:
+    state = LimitsState(TIGHT)
+    assert [state.effective(num_running).max_num_seqs for num_running in (5, 3, 2, 0)] == [5, 3, 2, 2]
+
+
+def test_a_shrink_is_ordered_once() -> None:
+    state = LimitsState(STARTUP)
+    state.replace(SetLimits(TIGHT, 1, LimitsSource.SPEC, ShrinkMode.PREEMPT))
+    assert [state.take_shrink_order(), state.take_shrink_order()] == [True, False]

@@ -1,0 +1,70 @@
+import itertools
+
+import pytest
+
+from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.messages import SamplingParams, Submit
+from guidevane_runtime.core.request import ALLOWED_TRANSITIONS, Request, RequestState
+
+
+def make_request(**params: float) -> Request:
+    submit = Submit("a", (1, 2, 3, 4, 5), SamplingParams(max_tokens=9, seed=1, **params), arrival_s=0.0)  # type: ignore[arg-type]
+    return Request(submit, max_num_tokens=14, blocks=BlockPool(10, 4).table())
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(RequestState, repeat=2)))
+def test_only_the_transitions_of_the_table_are_allowed(old: RequestState, new: RequestState) -> None:
+    request = make_request()
+    request.state = old
+    if new in ALLOWED_TRANSITIONS[old]:
+        request.move_to(new)
+        assert request.state is new
+    else:
+        with pytest.raises(RuntimeError, match=f"can't go from {old} to {new}"):
+            request.move_to(new)
+
+
+def test_a_preempted_request_keeps_its_tokens_and_waits_to_compute_them_again() -> None:
+    """B5, B7: what was emitted stays, what was computed does not."""
+    request = make_request()
+    request.move_to(RequestState.RUNNING)
+    request.blocks.try_grow_to(6)
+    request.note_computed(5)
+    request.token_ids.append(77)
+    request.preempt()
+    assert request.state is RequestState.WAITING
+    assert (request.token_ids, request.num_uncomputed_tokens) == ([1, 2, 3, 4, 5, 77], 6)
+    assert (request.blocks.block_ids, request.num_preemptions) == ((), 1)
+
+
+def test_recomputed_tokens_are_those_below_the_high_water_mark() -> None:
+    request = make_request()
+    request.move_to(RequestState.RUNNING)
+    request.note_computed(4)
+    request.preempt()
+    assert (request.num_recomputed(3), request.num_recomputed(5)) == (3, 4)
+    request.note_computed(3)
+    assert request.num_recomputed(2) == 1
+
+
+def test_a_chunk_samples_only_when_it_ends_with_the_last_known_token() -> None:
+    request = make_request()
+    assert request.scheduled(4).samples is False
+    request.note_computed(4)
+    last = request.scheduled(1)
+    assert (last.samples, last.is_decode, last.start, last.token_ids) == (True, True, 4, (5,))
+
+
+def test_token_histories_travel_only_with_penalties() -> None:
+    plain, presence, repetition = (
+        make_request(),
+        make_request(presence_penalty=0.5),
+        make_request(repetition_penalty=1.1),
+    )
+    for request in (plain, presence, repetition):
+        request.token_ids.append(9)
+    histories = [
+        (r.scheduled(1).output_token_ids, r.scheduled(1).prompt_token_ids) for r in (plain, presence, repetition)
+    ]
+    assert histories == [((), ()), ((9,), ()), ((9,), (1, 2, 3, 4, 5))]
+    assert plain.scheduled(1).num_output_tokens == 1
