@@ -6,6 +6,7 @@ It knows token counts, block ids and where they lie on the device; it knows no r
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ class AttentionBatch:
     """Sequences of one step laid end to end: `q_lens[i]` query tokens each, all keys up to `kv_lens[i]`.
 
     Built once per step by `build` and shared by every layer. Sequences with one query token (decode) come first by
-    convention; any order is correct, but only the leading ones are attended together.
+    convention, and num_decodes counts them; any order gives the same results.
 
     Block id 0 is the null block: it pads block tables and holds no token. The scheduler never gives it out.
     """
@@ -38,6 +39,7 @@ class AttentionBatch:
     """Tokens per block."""
     host_q_lens: tuple[int, ...]
     host_kv_lens: tuple[int, ...]
+    host_cu_q_lens: tuple[int, ...]
     host_block_tables: Tensor
     """The same as block_tables, in host memory: providers plan from it without a device sync."""
     max_block_id: int
@@ -75,6 +77,7 @@ class AttentionBatch:
             block_size=block_size,
             host_q_lens=tuple(q_lens),
             host_kv_lens=tuple(kv_lens),
+            host_cu_q_lens=tuple(accumulate(q_lens, initial=0)),
             host_block_tables=tables,
             max_block_id=max_block_id,
         )
