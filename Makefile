@@ -9,7 +9,7 @@ CLUSTER ?= node
 export CLUSTER
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup lint test-fast e2e test demo demo-local bench crds goldens lock clean
+.PHONY: help setup binaries lint test-fast e2e test demo demo-local bench crds goldens lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,7 +40,10 @@ test-fast: setup ## everything that needs no cluster
 e2e: setup ## the user stories on a real cluster (Linux and root; CLUSTER=kind or CLUSTER=current for others)
 	$(RUN) e2e
 
-test: lint test-fast e2e ## all of it
+binaries: setup ## build Kubernetes and etcd from Go modules if they are not there yet; contract tests use them too
+	$(RUN) e2e.cluster binaries
+
+test: lint binaries test-fast e2e ## all of it
 
 demo: setup ## the main job on a real cluster; KEEP=1 leaves it up
 	$(RUN) e2e.demo

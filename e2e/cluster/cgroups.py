@@ -1,7 +1,7 @@
 """The node's control group in every hierarchy of the machine: version 1, hybrid, or version 2 alone.
 
-The group is the leash of the node: whatever `up` or `exec` starts joins it before it becomes anything else, so everything
-that is ours can be found, and ended, without ever looking at the name of a process.
+The group is the leash of the node: whatever `up` or `exec` starts joins it before it becomes anything else, so
+everything that is ours can be found, and ended, without ever looking at the name of a process.
 """
 
 import os
@@ -42,16 +42,33 @@ def parse_hierarchies(mountinfo: str) -> list[Hierarchy]:
     return list(found.values())
 
 
+def home_folders(hierarchies: list[Hierarchy], proc_cgroup: str) -> list[Path]:
+    """The folder in each hierarchy that a /proc/PID/cgroup text names, or its top where it cannot be seen from here."""
+    paths: dict[frozenset[str], str] = {}
+    for line in proc_cgroup.splitlines():
+        _, names, path = line.split(":", 2)
+        paths[frozenset(filter(None, names.split(",")))] = path.lstrip("/")
+    folders = []
+    for hierarchy in hierarchies:
+        controllers = frozenset(filter(None, hierarchy.options.split(","))) - {"none"}
+        folder = hierarchy.mount / paths.get(controllers, "")
+        folders.append(folder if folder.is_dir() else hierarchy.mount)
+    return folders
+
+
 class NodeCgroup:
     """One name in every hierarchy. Only `create` makes folders, so a process that joins too late fails and ends."""
 
     def __init__(self, name: str, hierarchies: list[Hierarchy]) -> None:
         if not hierarchies:
-            raise ClusterError(f"no cgroup hierarchy is mounted below {ROOT}; mount one (see docs/cluster.md) and try again")
+            raise ClusterError(
+                f"no cgroup hierarchy is mounted below {ROOT}; mount one (see docs/cluster.md) and try again"
+            )
         self.name = name
         self.hierarchies = hierarchies
         self.is_v2 = [h.mount for h in hierarchies] == [ROOT]
         self.folders = [h.mount / name for h in hierarchies]
+        self._home = home_folders(hierarchies, Path("/proc/self/cgroup").read_text())
         # Version 2 allows processes only in leaves once the children have controllers.
         self.leaves = [f / "init" for f in self.folders] if self.is_v2 else self.folders
 
@@ -78,12 +95,19 @@ class NodeCgroup:
                     ) from error
 
     def join(self) -> None:
-        """Move this process into the group, for good. Safe between fork and exec: it only writes files."""
-        pid = str(os.getpid()).encode()
-        for leaf in self.leaves:
-            fd = os.open(leaf / "cgroup.procs", os.O_WRONLY)
-            os.write(fd, pid)
-            os.close(fd)
+        """Move this process to where the node's processes live; all that it starts is born there."""
+        move_self(self.leaves)
+
+    def leave(self) -> None:
+        """Move this process back to where it was when this object was made, so that the group can be removed."""
+        move_self(self._home)
+
+    def join_top(self) -> None:
+        """Move this process to the group itself, which becomes the root of the node's cgroup namespace.
+
+        Safe between fork and exec: it only writes files.
+        """
+        move_self(self.folders)
 
     def pids(self) -> set[int]:
         """Every process in the group or below it, by the machine's numbers."""
@@ -102,7 +126,9 @@ class NodeCgroup:
             for pid in pids:
                 kill(pid)
             if time.monotonic() > deadline:
-                raise ClusterError(f"processes {sorted(pids)} in cgroup {self.name} do not end; look at them with ps -p")
+                raise ClusterError(
+                    f"processes {sorted(pids)} in cgroup {self.name} do not end; look at them with ps -p"
+                )
             time.sleep(0.02)
 
     def remove(self, timeout_s: float = 15) -> None:
@@ -113,12 +139,22 @@ class NodeCgroup:
             for folder in self.folders:
                 remove_empty_folders(folder)
             if time.monotonic() > deadline:
-                raise ClusterError(f"cgroup {self.name} cannot be removed; is this shell in it? (cat /proc/self/cgroup)")
+                raise ClusterError(
+                    f"cgroup {self.name} cannot be removed; is this shell in it? (cat /proc/self/cgroup)"
+                )
             time.sleep(0.02)
 
     def mounts_inside(self) -> str:
         """For init.sh: FOLDER=TYPE:OPTIONS, one for each hierarchy, FOLDER relative to /sys/fs/cgroup."""
         return " ".join(f"{h.mount.relative_to(ROOT)}={h.fstype}:{h.options}" for h in self.hierarchies)
+
+
+def move_self(folders: list[Path]) -> None:
+    pid = str(os.getpid()).encode()
+    for folder in folders:
+        fd = os.open(folder / "cgroup.procs", os.O_WRONLY)
+        os.write(fd, pid)
+        os.close(fd)
 
 
 def read_pids(folder: Path) -> set[int]:

@@ -1,7 +1,7 @@
 """What can go wrong around the test cluster.
 
 ClusterError            one sentence for people: the value, the limit, the way out
-└── CommandFailed       a tool that we ran ended with a non-zero status
+└── CommandError       a tool that we ran ended with a non-zero status
 """
 
 
@@ -9,7 +9,7 @@ class ClusterError(Exception):
     """Ends the command with status 1; its text is all that a user needs, so no traceback is printed."""
 
 
-class CommandFailed(ClusterError):
+class CommandError(ClusterError):
     """Carries the tail of the tool's output, which is mostly the whole story."""
 
     def __init__(self, command: list[str], status: int, output: str) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from e2e.cluster.errors import ClusterError, CommandFailed
+from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.progress import Progress
 
 CNI_BIN = Path("/usr/lib/cni")
@@ -29,9 +29,16 @@ PACKAGES = {
 ALSO = {"gcc": ["libc6-dev"]}
 
 
-def require_linux_root() -> None:
+def require_linux() -> None:
     if sys.platform != "linux":
-        raise ClusterError(f"the node runs on Linux only, this is {sys.platform}; use CLUSTER=kind or CLUSTER=current")
+        raise ClusterError(
+            f"this works on Linux only, and this is {sys.platform};"
+            " use CLUSTER=kind or CLUSTER=current, with images that docker built from the Dockerfiles"
+        )
+
+
+def require_linux_root() -> None:
+    require_linux()
     if os.geteuid() != 0:
         raise ClusterError(
             f"the node needs root for namespaces and cgroups, this is uid {os.geteuid()};"
@@ -40,10 +47,13 @@ def require_linux_root() -> None:
 
 
 def run(command: list[str], stdin: str | None = None) -> str:
-    """Run a short command; returns its standard output, raises CommandFailed with all of its output."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    """Run a short command; returns its standard output, raises CommandError with all of its output."""
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ClusterError(f"{command[0]} is not on PATH; install it and try again") from error
     if done.returncode:
-        raise CommandFailed(command, done.returncode, done.stdout + done.stderr)
+        raise CommandError(command, done.returncode, done.stdout + done.stderr)
     return done.stdout
 
 
@@ -60,7 +70,9 @@ def ensure_packages(progress: Progress) -> None:
     if missing := missing_packages():
         apt_install(progress, missing)
     if left := missing_packages():
-        raise ClusterError(f"still missing after the installation: {', '.join(left)}; install them by hand and try again")
+        raise ClusterError(
+            f"still missing after the installation: {', '.join(left)}; install them by hand and try again"
+        )
 
 
 def apt_install(progress: Progress, packages: list[str]) -> None:

@@ -61,7 +61,17 @@ def make_certificate(folder: Path, serial: int, identity: Identity) -> None:
     base = folder / identity.name
     run(["openssl", "req", *CURVE, "-keyout", f"{base}.key", "-out", f"{base}.csr", "-subj", identity.subject])
     Path(f"{base}.ext").write_text(identity.extension)
-    sign = ["openssl", "x509", "-req", "-in", f"{base}.csr", "-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
+    sign = [
+        "openssl",
+        "x509",
+        "-req",
+        "-in",
+        f"{base}.csr",
+        "-CA",
+        str(folder / "ca.crt"),
+        "-CAkey",
+        str(folder / "ca.key"),
+    ]
     run([*sign, "-set_serial", str(serial), "-days", "365", "-out", f"{base}.crt", "-extfile", f"{base}.ext"])
 
 

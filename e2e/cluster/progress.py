@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from e2e.cluster.errors import ClusterError, CommandFailed
+from e2e.cluster.errors import ClusterError, CommandError
 
 HEARTBEAT_S = 15.0
 T = TypeVar("T")
@@ -28,14 +28,18 @@ class Progress:
         yield
         self.say(f"{text} ({time.monotonic() - begin:.1f} s)")
 
-    def run(
-        self, text: str, command: list[str], cwd: Path | None = None, env: Mapping[str, str] | None = None
-    ) -> None:
+    def run(self, text: str, command: list[str], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
         """Run a command that may take minutes; its output is shown only if it fails."""
         begin = time.monotonic()
         self.say(f"{text} ...")
         with subprocess.Popen(
-            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         ) as process:
             try:
                 output = self._wait(process, text, begin)
@@ -43,7 +47,7 @@ class Progress:
                 process.terminate()
                 raise
         if process.returncode:
-            raise CommandFailed(command, process.returncode, output)
+            raise CommandError(command, process.returncode, output)
         self.say(f"{text}: done in {time.monotonic() - begin:.1f} s")
 
     def _wait(self, process: "subprocess.Popen[str]", text: str, begin: float) -> str:

@@ -23,7 +23,7 @@ class Settings:
     state: Path
     """All that belongs to one cluster. ``containerd/`` below it survives ``down``, so images are imported once."""
     cache: Path
-    """What any number of clusters share: built binaries, Go, image layers. Safe to delete; costs minutes to make again."""
+    """What any number of clusters share: built binaries, Go, image layers. Safe to delete; made again in minutes."""
     cgroup: str
     """Name of the node's control group; two clusters on one machine need two names and two state folders."""
 
@@ -63,4 +63,6 @@ def check(settings: Settings) -> None:
             " (kubelet's sockets lie below it); choose a shorter one with --state"
         )
     if any(c.isspace() for c in str(settings.state)):
-        raise ClusterError(f"the state folder {str(settings.state)!r} contains white space; choose another with --state")
+        raise ClusterError(
+            f"the state folder {str(settings.state)!r} contains white space; choose another with --state"
+        )
