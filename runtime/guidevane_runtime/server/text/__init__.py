@@ -1,1 +1,1 @@
-"""Text in and out of token ids: tokenizers from either source, chat templates, incremental detokenising, stop strings."""
+"""Text in and out of token ids: tokenizers from either source, chat templates, detokenising, stop strings."""

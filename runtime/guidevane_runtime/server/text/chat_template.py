@@ -33,11 +33,10 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt of a conversation. A template that refuses it raises InvalidRequest with its own message."""
-        values = {**(extra or {}), **self._names}
+        # Ours last: a client's extra can't replace them.
+        ours = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._names}
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **values
-            )
+            return self._template.render({**(extra or {}), **ours})
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 

@@ -1,0 +1,157 @@
+"""POST /v1/completions and /v1/chat/completions, GET /v1/models."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+
+from guidevane_runtime.errors import InvalidRequest, WaitedTooLong
+from guidevane_runtime.server.admission import Lease, Rejection
+from guidevane_runtime.server.choices import Choice
+from guidevane_runtime.server.generation import Generation
+from guidevane_runtime.server.jobs import Job, read_chat, read_completion
+from guidevane_runtime.server.schemas import ChatCompletionRequest, CompletionRequest, parse_body
+from guidevane_runtime.server.services import SERVICES, Services
+from guidevane_runtime.server.shapes import AnswerShape, ChatShape, CompletionShape, Envelope
+from guidevane_runtime.server.streams import answer_stream, answer_whole
+
+MakeShape = Callable[[Envelope, Job, Services], AnswerShape]
+
+routes = web.RouteTableDef()
+
+
+@routes.post("/v1/completions")
+async def completions(request: web.Request) -> web.StreamResponse:
+    services = request.app[SERVICES]
+    with services.door():
+        services.gate.check_open()
+        job = read_completion(parse_body(await request.read(), CompletionRequest), services)
+    return await _answer(request, job, "cmpl", _completion_shape)
+
+
+@routes.post("/v1/chat/completions")
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    services = request.app[SERVICES]
+    with services.door():
+        services.gate.check_open()
+        job = read_chat(parse_body(await request.read(), ChatCompletionRequest), services)
+    return await _answer(request, job, "chatcmpl", _chat_shape)
+
+
+@routes.get("/v1/models")
+async def models(request: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [_model(request.app[SERVICES])]})
+
+
+@routes.get("/v1/models/{name:.+}")
+async def model(request: web.Request) -> web.Response:
+    services = request.app[SERVICES]
+    services.check_model(request.match_info["name"])
+    return web.json_response(_model(services))
+
+
+def _model(services: Services) -> dict[str, object]:
+    return {
+        "id": services.model_name,
+        "object": "model",
+        "created": services.created,
+        "owned_by": "guidevane",
+        "root": services.model_name,
+        "parent": None,
+        "max_model_len": services.limits.target.max_model_len,
+        "permission": [],
+    }
+
+
+def _completion_shape(envelope: Envelope, job: Job, services: Services) -> AnswerShape:
+    return CompletionShape(envelope, services.tokenizer, job.num_logprobs)
+
+
+def _chat_shape(envelope: Envelope, job: Job, services: Services) -> AnswerShape:
+    return ChatShape(envelope, services.tokenizer, job.num_logprobs)
+
+
+async def _answer(request: web.Request, job: Job, prefix: str, make_shape: MakeShape) -> web.StreamResponse:
+    services = request.app[SERVICES]
+    arrival_s = services.clock()
+    with services.door():
+        leases = services.gate.enter(job.count)
+    try:
+        with services.door():
+            choices = await _choices(job, services, leases)
+        envelope = Envelope(
+            answer_id=f"{prefix}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=services.model_name,
+            include_usage=job.include_usage,
+            continuous_usage=job.continuous_usage,
+        )
+        generation = Generation(services, choices, leases, priority=job.sampling.priority, arrival_s=arrival_s)
+        return await _generate(request, job, generation, make_shape(envelope, job, services), envelope)
+    finally:
+        for lease in leases:
+            lease.release()
+
+
+async def _generate(
+    request: web.Request, job: Job, generation: Generation, shape: AnswerShape, envelope: Envelope
+) -> web.StreamResponse:
+    services = request.app[SERVICES]
+    try:
+        async with generation:
+            if job.stream:
+                return await answer_stream(request, generation, shape, envelope)
+            return await answer_whole(generation, shape)
+    except (asyncio.CancelledError, ConnectionError):
+        services.metrics.client_gone()
+        raise
+    except WaitedTooLong:
+        services.metrics.rejected(Rejection.TIMEOUT)
+        raise
+    finally:
+        services.metrics.answer_ended(job.sampling.n, max(choice.num_tokens for choice in generation.choices))
+
+
+async def _choices(job: Job, services: Services, leases: Sequence[Lease]) -> list[Choice]:
+    """Tokenise, check what each prompt asks for, and charge the leases: nothing is awaited after the first check."""
+    prompts = [
+        tuple(
+            await services.encode(prompt, add_special_tokens=job.add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt
+        )
+        for prompt in job.prompts
+    ]
+    gate, n = services.gate, job.sampling.n
+    max_tokens = []
+    for prompt in prompts:
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens; send at least one character", param="prompt")
+        gate.check_prompt(len(prompt), job.sampling.max_tokens)
+        limit = job.sampling.max_tokens or gate.default_max_tokens(len(prompt), job.default_max_tokens)
+        if job.sampling.template.min_tokens > limit:
+            raise InvalidRequest(
+                f"min_tokens is {job.sampling.template.min_tokens}, above max_tokens {limit}", param="min_tokens"
+            )
+        max_tokens.append(limit)
+    gate.charge(leases, [len(prompt) for prompt in prompts for _ in range(n)])
+    return [
+        _choice(job, services, prompt, limit, row * n + i, i)
+        for row, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True))
+        for i in range(n)
+    ]
+
+
+def _choice(job: Job, services: Services, prompt: tuple[int, ...], max_tokens: int, index: int, sibling: int) -> Choice:
+    services.metrics.request_accepted(len(prompt), max_tokens)
+    return Choice(
+        index,
+        prompt,
+        job.sampling.params(max_tokens, sibling),
+        services.tokenizer,
+        stops=job.sampling.stops,
+        include_stop=job.sampling.include_stop,
+        skip_special_tokens=job.sampling.skip_special_tokens,
+    )

@@ -1,0 +1,78 @@
+"""Around every handler: ids on every answer, errors as JSON, one count per answer."""
+
+import logging
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+from guidevane_runtime.errors import GuidevaneError, ServerError
+from guidevane_runtime.server.error_body import HttpError, error_response, log_failure
+from guidevane_runtime.server.metrics import ServerMetrics
+from guidevane_runtime.server.tracing import IDS, RequestIds
+
+logger = logging.getLogger(__name__)
+
+
+def error_middleware(metrics: ServerMetrics | None = None) -> Middleware:
+    """Turns what a handler raises into a JSON answer, and counts answers where metrics are given."""
+
+    @web.middleware
+    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[IDS] = RequestIds.of(request.headers)
+        response = await _answered(request, handler)
+        if metrics is not None:
+            metrics.http_answered(_method_name(request), _route_name(request), response.status)
+        return response
+
+    return answer_errors
+
+
+async def add_ids(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler of on_response_prepare."""
+    ids = request.get(IDS)
+    if ids is not None:
+        response.headers.update(ids.headers())
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except GuidevaneError as error:
+        log_failure(request, error)
+        return error_response(request, error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(request, HttpError(error, _http_message(request, error)))
+    except ConnectionError:
+        return _hung_up(request)
+    except Exception:
+        ids = request[IDS]
+        logger.exception("handler failed", extra={"request_id": ids.request_id, "trace_id": ids.trace_id})
+        return error_response(request, ServerError("an unexpected error; quote the request id when you report it"))
+
+
+def _hung_up(request: web.Request) -> web.Response:
+    """Nobody reads the answer: cut the connection, which a slow reader still holds, and count it as 499."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=499)
+
+
+def _http_message(request: web.Request, error: web.HTTPException) -> str:
+    if error.status == 404:
+        return f"no route {request.method} {request.path[:200]}"
+    if error.status == 405:
+        return f"{request.method[:20]} is not allowed on {request.path[:200]}"
+    return error.text or error.reason
+
+
+def _method_name(request: web.Request) -> str:
+    """HTTP lets a client make up methods; a label's values stay few."""
+    return request.method if request.method in hdrs.METH_ALL else "other"
+
+
+def _route_name(request: web.Request) -> str:
+    """The route's pattern, never the path a client made up: a label's values stay few."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "none"

@@ -1,0 +1,192 @@
+"""The server's life: tokenizer, engine, two ports, and an orderly end."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from guidevane_api.limits import SchedulerLimits, limit_violations
+from guidevane_runtime.core.messages import EngineFailed, StepReport
+from guidevane_runtime.engine.client import EngineClient
+from guidevane_runtime.errors import StartError
+from guidevane_runtime.server.admission import AdmissionGate
+from guidevane_runtime.server.api.admin import watch_lease
+from guidevane_runtime.server.app import create_admin_app, create_app
+from guidevane_runtime.server.limits_keeper import LimitsKeeper
+from guidevane_runtime.server.metrics import ServerMetrics
+from guidevane_runtime.server.model_source import local_model_path
+from guidevane_runtime.server.services import Services
+from guidevane_runtime.server.text.chat_template import ChatTemplate
+from guidevane_runtime.server.text.tokenizer import load_tokenizer
+from guidevane_runtime.settings import RuntimeSettings
+
+logger = logging.getLogger(__name__)
+
+KEEPALIVE_TIMEOUT_S = 120.0
+"""Above the idle timeout of the pools in front (Go's is 90 s): the side that reuses must never lose that race."""
+NUM_TOKENIZER_THREADS = 2
+"""Long prompts tokenised at once: each takes a core from the engine."""
+DRAIN_POLL_S = 0.05
+ABORT_GRACE_S = 5.0
+"""For the last error events to reach their clients after a drain."""
+
+
+class Server:
+    """Owns everything between `python -m guidevane_runtime` and its exit status."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._settings = settings
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._engine = EngineClient(on_report=self._on_report, on_failure=self._on_failure)
+        self._failure: EngineFailed | None = None
+        self._services: Services | None = None
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises StartError when the engine can't run and a restart won't help."""
+        settings = self._settings
+        path = local_model_path(settings.model)
+        services = self._services = build_services(settings, self._engine, path)
+        serving = _serving(create_app(services), "serving", settings.host, settings.port)
+        with self._signals(), services.pool:
+            async with serving, self._admin_port(services):
+                await self._engine.start(settings.engine_settings(str(path), services.limits.startup))
+                try:
+                    await self._serve(services)
+                finally:
+                    await self._engine.stop()
+        if self._failure is not None:
+            raise StartError(self._failure.message)
+
+    async def _serve(self, services: Services) -> None:
+        lease_watch = asyncio.create_task(watch_lease(services))
+        try:
+            await self._wait_for_stop(services)
+            await self._drain(services)
+        finally:
+            lease_watch.cancel()
+            await asyncio.wait((lease_watch,))
+
+    async def _wait_for_stop(self, services: Services) -> None:
+        """Until a signal, which may come while the model is still being loaded."""
+        starting = asyncio.create_task(self._engine.wait_ready())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                services.note_engine()
+                await stopping
+        finally:
+            starting.cancel()
+            stopping.cancel()
+
+    async def _drain(self, services: Services) -> None:
+        """Not ready first, then wait for what is in flight."""
+        deadline_s = services.clock() + self._settings.drain_seconds
+        services.gate.drain(deadline_s)
+        logger.info("draining", extra={"in_flight": services.gate.num_live, "drain_s": self._settings.drain_seconds})
+        stopping = asyncio.create_task(self._stop_now.wait())
+        while services.gate.num_live and services.clock() < deadline_s and not stopping.done():
+            await asyncio.wait((stopping,), timeout=DRAIN_POLL_S)
+        stopping.cancel()
+        logger.info("drained", extra={"aborted": services.gate.num_live})
+
+    @contextlib.asynccontextmanager
+    async def _admin_port(self, services: Services) -> AsyncIterator[None]:
+        token = self._settings.read_admin_token()
+        if token is None:
+            yield
+            return
+        async with _serving(create_admin_app(services, token), "admin", self._settings.host, self._settings.admin_port):
+            yield
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        """The first asks to drain, the second to stop now."""
+        (self._stop_now if self._stop.is_set() else self._stop).set()
+
+    def _on_report(self, report: StepReport) -> None:
+        if self._services is not None:
+            self._services.engine_reported(report)
+
+    def _on_failure(self, failure: EngineFailed) -> None:
+        if self._services is not None:
+            self._services.engine_lost()
+        if failure.fatal:
+            self._failure = failure
+            self._stop.set()
+            self._stop_now.set()
+
+
+def build_services(
+    settings: RuntimeSettings, engine: EngineClient, model_path: Path, clock: Callable[[], float] = time.monotonic
+) -> Services:
+    """Everything that handlers need, from the settings; the engine is not started."""
+    tokenizer = load_tokenizer(model_path)
+    template = ChatTemplate(tokenizer.chat_template, tokenizer.special) if tokenizer.chat_template else None
+    limits = LimitsKeeper(_startup_limits(settings), settings.envelope, clock)
+    metrics = ServerMetrics(
+        CollectorRegistry(), settings.model_name, settings.envelope_max_model_len or limits.startup.max_model_len
+    )
+    metrics.limits_target(limits.target)
+    metrics.limits_effective(limits.effective)
+    return Services(
+        model_name=settings.model_name,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        gate=AdmissionGate(limits=lambda: limits.target, clock=clock),
+        limits=limits,
+        metrics=metrics,
+        pool=ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize"),
+        hang_after_s=settings.hang_seconds,
+        clock=clock,
+    )
+
+
+def _startup_limits(settings: RuntimeSettings) -> SchedulerLimits:
+    limits = SchedulerLimits.resolve(settings.read_startup_limits(), settings.envelope)
+    if errors := limit_violations(limits, settings.envelope):
+        raise StartError(f"--limits-file {settings.limits_file}: {'; '.join(errors.values())}")
+    return limits
+
+
+@contextlib.asynccontextmanager
+async def _serving(app: web.Application, name: str, host: str, port: int) -> AsyncIterator[None]:
+    """An open port. A client that disconnects cancels its handler, which frees what the request holds."""
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+        shutdown_timeout=ABORT_GRACE_S,
+        access_log=None,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            raise StartError(f"can't listen on {host}:{port}: {error}") from error
+        logger.info("listening", extra={"port_name": name, "host": host, "port": runner.addresses[0][1]})
+        yield
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,128 @@
+"""What handlers work with. One object in the app; nothing is read from globals."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from guidevane_runtime.core.messages import EngineStats, StepReport
+from guidevane_runtime.engine.client import EngineClient
+from guidevane_runtime.errors import GuidevaneError, NotFound
+from guidevane_runtime.server.admission import AdmissionGate, Capacity, rejection_reason
+from guidevane_runtime.server.limits_keeper import LimitsKeeper
+from guidevane_runtime.server.metrics import ServerMetrics
+from guidevane_runtime.server.text.chat_template import ChatTemplate
+from guidevane_runtime.server.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+THREADED_CHARS = 32 << 10
+"""A text longer than this is tokenised in a thread: it would hold up /health."""
+
+
+@dataclass(slots=True)
+class Services:
+    """The server's parts. `ready` comes and goes with the engine."""
+
+    model_name: str
+    engine: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    gate: AdmissionGate
+    limits: LimitsKeeper
+    metrics: ServerMetrics
+    pool: Executor
+    hang_after_s: float
+    """Silence of the engine after which the pod is not ready."""
+    clock: Callable[[], float] = time.monotonic
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time in s; of the model's entry in /v1/models."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model has rows for."""
+        ready = self.engine.ready
+        return ready.vocab_size if ready else self.tokenizer.num_tokens
+
+    @property
+    def stats(self) -> EngineStats:
+        report = self.engine.last_report
+        return report.stats if report else EngineStats()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request sent now would be served: loaded, not draining, and the engine speaks."""
+        return self.gate.capacity is not None and not self.gate.is_draining and not self.is_hung
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the engine has been silent for too long."""
+        age_s = self.engine.heartbeat_age_s(self.clock())
+        return age_s is not None and age_s > self.hang_after_s
+
+    def note_engine(self) -> None:
+        """If an engine that was not known before takes requests now, tell everybody."""
+        ready = self.engine.ready
+        if ready is None or ready.boot_id == self.limits.boot_id:
+            return
+        if self.limits.boot_id:
+            self.metrics.engine_restarted()
+        self.limits.engine_ready(ready)
+        self.metrics.engine_ready(ready)
+        self.metrics.limits_target(self.limits.target)
+        self.gate.capacity = Capacity(ready.num_blocks, ready.block_size)
+        details = {"model": self.model_name, "boot_id": ready.boot_id, "num_blocks": ready.num_blocks}
+        logger.info("engine ready", extra={**details, "dtype": ready.dtype, "load_s": round(ready.load_s, 2)})
+
+    def engine_reported(self, report: StepReport) -> None:
+        """Take the report of a step or of an idle second."""
+        self.note_engine()
+        self.gate.observe(report.stats, report.num_prefill_tokens, report.step_s)
+        self.metrics.step(report)
+        if report.effective is not None:
+            self.limits.effective = report.effective
+
+    def engine_lost(self) -> None:
+        """The engine is gone; its client has told every request."""
+        self.gate.capacity = None
+        self.gate.observe(EngineStats(), 0, 0.0)
+        self.metrics.engine_lost()
+
+    def check_model(self, name: str | None) -> None:
+        """404 for a model that is not served here; a body without one means the only one."""
+        if name is not None and name != self.model_name:
+            raise NotFound(
+                f"model {name[:100]!r} is not served here; {self.model_name!r} is",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        if len(text) <= THREADED_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.pool, self._encode, text, add_special_tokens)
+
+    async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        return [await self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    @contextmanager
+    def door(self) -> Iterator[None]:
+        """Count what is refused inside, by reason."""
+        try:
+            yield
+        except GuidevaneError as error:
+            self.metrics.rejected(rejection_reason(error))
+            raise
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+SERVICES = web.AppKey("services", Services)

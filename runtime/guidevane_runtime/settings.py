@@ -1,0 +1,164 @@
+"""The one settings object of the runtime: flag over environment (GUIDEVANE_*) over default. Read once, in __main__."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+
+from guidevane_api.limits import Count, Envelope, PartialLimits, SchedulerLimits, Tokens
+from guidevane_runtime.core.messages import EngineSettings
+from guidevane_runtime.errors import StartError
+
+ENV_PREFIX = "GUIDEVANE_"
+SIMILAR = 0.75
+"""Likeness (difflib) from which a name is a misspelling: PROT and PORT have it, CACHE_DIR has it with no setting."""
+
+_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def parse_quantity(value: object) -> object:
+    """Bytes of a Kubernetes quantity: 512Mi, 2G, 1048576."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"(\d+)([KMGT]i|[kMG]?)", value.strip())
+    if not found:
+        raise ValueError(f"{value!r} is no quantity; write for example 512Mi or 4Gi")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+Quantity = Annotated[int, BeforeValidator(parse_quantity), Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class RuntimeSettings(BaseSettings):
+    """An OpenAI-compatible server over an engine that schedules at every iteration."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        cli_prog_name="python -m guidevane_runtime",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    model: str
+    """HuggingFace directory, GGUF file, or file:// of either. A folder with exactly one *.gguf means that file."""
+    served_model_name: str = ""
+    """Name that clients send as `model`. Default: the last part of --model."""
+    host: str = "0.0.0.0"  # noqa: S104 - a server in a pod is reached from outside it
+    """Address to listen on."""
+    port: Port = 8000
+    """Serving port: OpenAI's routes, /metrics, /health, /livez, /readyz. 0: any free one, named in the log."""
+    admin_port: Port = 8001
+    """Admin port: /admin/limits. Open only with --admin-token-file."""
+    admin_token_file: Path | None = None
+    """File with the bearer token of the admin port."""
+    limits_file: Path | None = None
+    """JSON of the start-up limits, for example {"maxNumSeqs": 16}. What it leaves out has its default."""
+    envelope_max_num_seqs: Count = 256
+    """Upper bound of limits.maxNumSeqs."""
+    envelope_max_num_batched_tokens: Tokens = 8192
+    """Upper bound of limits.maxNumBatchedTokens."""
+    envelope_max_model_len: Annotated[int, Field(ge=0)] = 0
+    """Upper bound of limits.maxModelLen. 0: what the model says."""
+    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    """Tokens in one KV-cache block."""
+    kv_cache_memory: Quantity | None = None
+    """Size of the KV cache, for example 512Mi. Default: a quarter of the memory limit on CPU, what is free on CUDA."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and arithmetic. auto: bfloat16 where the device has it natively, else float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+    gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 90
+    """Share of GPU memory to use."""
+    num_threads: Annotated[int, Field(ge=1)] | None = None
+    """CPU threads of the engine. Default: the container's CPU limit."""
+    log_format: Literal["text", "json"] = "text"
+    """Log lines for people or for machines."""
+    drain_seconds: Annotated[int, Field(ge=0)] = 30
+    """After SIGTERM: time for requests in flight to finish."""
+    hang_seconds: Annotated[int, Field(ge=1)] = 30
+    """Silence of the engine after which /readyz says 503. Above its longest step."""
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model in the API."""
+        return self.served_model_name or Path(self.model.rstrip("/")).name
+
+    @property
+    def envelope(self) -> Envelope:
+        return Envelope(
+            max_num_seqs=self.envelope_max_num_seqs,
+            max_num_batched_tokens=self.envelope_max_num_batched_tokens,
+            max_model_len=self.envelope_max_model_len,
+        )
+
+    def read_startup_limits(self) -> PartialLimits:
+        """The limits file, or no limits."""
+        if self.limits_file is None:
+            return PartialLimits()
+        try:
+            return PartialLimits.model_validate_json(self.limits_file.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise StartError(f"can't read --limits-file {self.limits_file}: {_sentence(error)}") from error
+
+    def read_admin_token(self) -> str | None:
+        """The admin port's token; None: no admin port."""
+        if self.admin_token_file is None:
+            return None
+        try:
+            token = self.admin_token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartError(f"can't read --admin-token-file {self.admin_token_file}: {error}") from error
+        if not token:
+            raise StartError(f"--admin-token-file {self.admin_token_file} is empty; write a token into it")
+        return token
+
+    def engine_settings(self, model_path: str, limits: SchedulerLimits) -> EngineSettings:
+        """The part that goes to the engine."""
+        return EngineSettings(
+            model_path=model_path,
+            limits=limits,
+            envelope=self.envelope,
+            block_size=self.block_size,
+            dtype=self.dtype,
+            device=self.device,
+            kv_cache_bytes=self.kv_cache_memory,
+            gpu_memory_utilization=self.gpu_memory_utilization_percent / 100,
+            num_threads=self.num_threads,
+        )
+
+
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> RuntimeSettings:
+    """Flags and environment. Raises StartError for a bad value or variable; an unknown flag is argparse's exit 2."""
+    _refuse_misspelt_environment(os.environ if environment is None else environment)
+    try:
+        return CliApp.run(RuntimeSettings, cli_args=list(arguments))
+    except ValidationError as error:
+        raise StartError(f"settings are not valid: {_sentence(error)}") from error
+
+
+def _refuse_misspelt_environment(environment: Mapping[str, str]) -> None:
+    """Other programs of guidevane have variables of their own; one that nearly has a setting's name is a mistake."""
+    known = [name.upper() for name in RuntimeSettings.model_fields]
+    for variable in environment:
+        name = variable.removeprefix(ENV_PREFIX)
+        if name == variable or name.upper() in known:
+            continue
+        if meant := get_close_matches(name.upper(), known, n=1, cutoff=SIMILAR):
+            raise StartError(f"environment variable {variable} is no setting of the runtime; {ENV_PREFIX}{meant[0]} is")
+
+
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]
+    return "; ".join(f"{field}: {message}" if field else message for field, message in found)

@@ -1,0 +1,97 @@
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from guidevane_runtime.errors import WaitedTooLong
+from guidevane_runtime.server.middleware import error_middleware
+from guidevane_runtime.server.shapes import CompletionShape, Envelope
+from guidevane_runtime.server.streams import EventWriter, SlowReaderError, answer_stream
+
+
+class LateGeneration:
+    """Says something after a while; or fails then."""
+
+    choices = ()
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    async def next(self) -> dict[int, Any]:
+        await asyncio.sleep(0.5)
+        if self._error:
+            raise self._error
+        return {}
+
+    @property
+    def is_done(self) -> bool:
+        return True
+
+
+async def page_of(generation: Any, **options: float) -> tuple[int, str]:
+    """Status and body of a stream of this generation."""
+    envelope = Envelope("id", 1, "m", include_usage=True)
+    shape = CompletionShape(envelope, None, None)  # type: ignore[arg-type]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await answer_stream(request, generation, shape, envelope, **options)
+
+    app = web.Application(middlewares=[error_middleware()])
+    app.router.add_get("/", answer)
+    async with TestClient(TestServer(app)) as client, client.get("/") as response:
+        return response.status, await response.text()
+
+
+async def test_a_silent_stream_pings_until_its_first_token() -> None:
+    _, page = await page_of(LateGeneration(None), ping_interval_s=0.1)
+    events = page.split("\n\n")
+    assert events[0] == ": ping" and 2 <= events.count(": ping") <= 6
+    assert events[-2:] == ["data: [DONE]", ""]
+
+
+async def test_an_error_before_the_first_byte_has_its_own_status() -> None:
+    status, page = await page_of(LateGeneration(WaitedTooLong("too long")))
+    assert (status, json.loads(page)["error"]["code"]) == (504, "queue_timeout")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(WaitedTooLong("x"), "queue_timeout"), (KeyError("bug"), "internal_error")]
+)
+async def test_an_error_after_the_first_byte_is_an_event(error: Exception, code: str) -> None:
+    status, page = await page_of(LateGeneration(error), ping_interval_s=0.1)
+    *_, event, done, _ = page.split("\n\n")
+    assert (status, done) == (200, "data: [DONE]")
+    assert json.loads(event.removeprefix("data: "))["error"]["code"] == code
+    assert "bug" not in page
+
+
+async def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    ended: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        writer = EventWriter(request, slow_reader_timeout_s=0.2)
+        try:
+            while True:
+                await writer.send({"text": "x" * 100_000})
+        except BaseException as error:
+            ended.put_nowait(error)
+            raise
+
+    app = web.Application(middlewares=[error_middleware()])
+    app.router.add_get("/", flood)
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(20):
+            error = await ended.get()
+            assert isinstance(error, SlowReaderError)
+            # The connection is cut, not held open: what was in flight comes, and then its end.
+            try:
+                while await reader.read(1 << 20):
+                    pass
+            except ConnectionResetError:
+                pass
+        writer.close()
