@@ -13,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from guidevane_runtime.errors import StartError
-from guidevane_runtime.server.logs import configure_logging
+from guidevane_runtime.logs import configure_logging
 from guidevane_runtime.server.process import Server
 from guidevane_runtime.settings import RuntimeSettings, read_settings
 

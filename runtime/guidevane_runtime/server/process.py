@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from guidevane_api.limits import SchedulerLimits, limit_violations
 from guidevane_runtime.core.messages import EngineFailed, StepReport
 from guidevane_runtime.engine.client import EngineClient
+from guidevane_runtime.engine.link import process_launcher
 from guidevane_runtime.errors import StartError
 from guidevane_runtime.server.admission import AdmissionGate
 from guidevane_runtime.server.api.admin import watch_lease
@@ -45,7 +46,11 @@ class Server:
         self._settings = settings
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._engine = EngineClient(on_report=self._on_report, on_failure=self._on_failure)
+        self._engine = EngineClient(
+            process_launcher(("--log-format", settings.log_format)),
+            on_report=self._on_report,
+            on_failure=self._on_failure,
+        )
         self._failure: EngineFailed | None = None
         self._services: Services | None = None
 
