@@ -1,10 +1,12 @@
 """What can go wrong in the operator.
 
 OperatorError
-├── KubeError            the API server refused or did not answer; carries its status and reason
-│   ├── KubeNotFound     404
-│   └── KubeConflict     409: somebody else wrote first
-└── SettingsError        the operator's own settings cannot be obeyed
+├── KubeError           the API server refused or did not answer; carries its status and reason
+│   ├── NotFoundError   404
+│   └── ConflictError   409: somebody else wrote first
+├── ForeignChildError   an object with a child's name exists and is not ours
+├── RetryLaterError     a pass has to be made again; nothing is broken
+└── SettingsError       the operator's own settings cannot be obeyed
 """
 
 
@@ -27,9 +29,17 @@ class KubeError(OperatorError):
         self.message = message
 
 
-class KubeNotFound(KubeError):
+class NotFoundError(KubeError):
     """The object is not there."""
 
 
-class KubeConflict(KubeError):
+class ConflictError(KubeError):
     """Somebody else wrote first, or owns a field."""
+
+
+class ForeignChildError(OperatorError):
+    """An object with a child's name exists, and this service does not own it: it is left alone."""
+
+
+class RetryLaterError(OperatorError):
+    """A pass did what it could and has to be made again soon."""

@@ -5,15 +5,16 @@ Authentication and TLS are those of the official client; its thousand models sta
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from guidevane_operator.errors import KubeConflict, KubeError, KubeNotFound
+from guidevane_operator.errors import ConflictError, KubeError, NotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ FIELD_MANAGER = "guidevane-operator"
 APPLY_PATCH = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 
-_ERRORS = {404: KubeNotFound, 409: KubeConflict}
+_ERRORS = {404: NotFoundError, 409: ConflictError}
 
 
 class ServiceKey(NamedTuple):
@@ -50,12 +51,13 @@ class Resource(NamedTuple):
         return "/".join(parts)
 
 
+PODS = Resource("v1", "pods")
+DEPLOYMENTS = Resource("apps/v1", "deployments")
 LLM_SERVICES = Resource("guidevane.dev/v1alpha1", "llmservices")
 EVENTS = Resource("events.k8s.io/v1", "events")
 RESOURCES = {
     "ConfigMap": Resource("v1", "configmaps"),
-    "Deployment": Resource("apps/v1", "deployments"),
-    "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
+    "Deployment": DEPLOYMENTS,
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "Secret": Resource("v1", "secrets"),
     "Service": Resource("v1", "services"),
@@ -79,6 +81,27 @@ class KubeClient:
         """Read one object."""
         return await self._call("GET", resource.path(key.namespace, key.name))
 
+    async def serves(self, resource: Resource) -> bool:
+        """Whether the API server knows the kind, as it does once the CRD is installed."""
+        try:
+            answer = await self._call("GET", f"/apis/{resource.api_version}")
+        except NotFoundError:
+            return False
+        return any(found.get("name") == resource.plural for found in answer.get("resources") or ())
+
+    async def try_get(self, resource: Resource, key: ServiceKey) -> Manifest | None:
+        """Read one object, None if it is not there."""
+        try:
+            return await self.get(resource, key)
+        except NotFoundError:
+            return None
+
+    async def list_labelled(self, resource: Resource, namespace: str, label: str, value: str) -> list[Manifest]:
+        """Objects of one namespace with one label."""
+        query = urlencode({"labelSelector": f"{label}={value}"})
+        answer = await self._call("GET", f"{resource.path(namespace)}?{query}")
+        return list(answer.get("items") or ())
+
     async def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply under our field manager: creates what is missing, leaves fields of others alone."""
         meta = manifest["metadata"]
@@ -89,7 +112,7 @@ class KubeClient:
         """Delete a child; one that is gone already is fine."""
         try:
             await self._call("DELETE", RESOURCES[kind].path(key.namespace, key.name))
-        except KubeNotFound:
+        except NotFoundError:
             logger.debug("nothing to delete", extra={"kind": kind, "service": key.name})
 
     async def patch_status(self, key: ServiceKey, status: Mapping[str, Any], resource_version: str = "") -> Manifest:
@@ -105,9 +128,7 @@ class KubeClient:
         path = EVENTS.path(event["metadata"]["namespace"])
         return await self._call("POST", path, {"apiVersion": EVENTS.api_version, "kind": "Event", **event})
 
-    async def _call(
-        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
-    ) -> Manifest:
+    async def _call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Manifest:
         """One request; answers that are no success become KubeError."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         try:
@@ -139,5 +160,6 @@ async def load_configuration() -> kubernetes_client.Configuration:
     try:
         kubernetes_config.load_incluster_config(client_configuration=configuration)
     except kubernetes_config.ConfigException:
-        await kubernetes_config.load_kube_config(client_configuration=configuration)
+        path = os.environ.get("KUBECONFIG")
+        await kubernetes_config.load_kube_config(config_file=path, client_configuration=configuration)
     return configuration

@@ -12,7 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from guidevane_operator.signals import Absent, Invalid, Known, MetricsState, Partial, Signal, Signals, Stale
+from guidevane_api.status import MetricsState
+from guidevane_operator.signals import Absent, Invalid, Known, Partial, Signal, Signals, Stale
 
 MAX_AGE_SCRAPES = 3
 """A sample older than this many scrape intervals is stale."""
@@ -29,7 +30,7 @@ class Target:
     scrape_interval_s: int
 
 
-class PrometheusUnavailable(Exception):
+class PrometheusError(Exception):
     """The server gave no usable answer: the message says what it gave."""
 
 
@@ -47,8 +48,8 @@ class PrometheusClient:
             return Signals(why="no ready pod to observe")
         try:
             samples = await self._query(url, build_query(target))
-        except PrometheusUnavailable as away:
-            return Signals(state=MetricsState.ABSENT, why=str(away), expected_pods=expected)
+        except PrometheusError as away:
+            return Signals(why=str(away), unreachable=True, expected_pods=expected)
         return read_signals(samples, target)
 
     async def _query(self, url: str, query: str) -> list[Mapping[str, Any]]:
@@ -57,18 +58,18 @@ class PrometheusClient:
         try:
             async with self._session.post(endpoint, data={"query": query}, timeout=self._timeout) as response:
                 if response.status != 200:
-                    raise PrometheusUnavailable(f"Prometheus at {url} answered {response.status}")
+                    raise PrometheusError(f"Prometheus at {url} answered {response.status}")
                 body = await response.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise PrometheusUnavailable(
+            raise PrometheusError(
                 f"Prometheus at {url} gave no answer ({type(error).__name__}); check spec.monitoring.prometheusURL"
             ) from error
         try:
             if body["status"] != "success" or body["data"]["resultType"] != "vector":
-                raise PrometheusUnavailable(f"Prometheus at {url} answered with {body['status']}, no vector")
+                raise PrometheusError(f"Prometheus at {url} answered with {body['status']}, no vector")
             return list(body["data"]["result"])
         except (KeyError, TypeError) as error:
-            raise PrometheusUnavailable(f"{url} answered something that is not the Prometheus API") from error
+            raise PrometheusError(f"{url} answered something that is not the Prometheus API") from error
 
 
 ONE_JOB = "max without (job, instance, endpoint, service)"
@@ -116,7 +117,7 @@ QUANTILES = {
     "itl_p99_ms": ("0.99", "vllm:inter_token_latency_seconds"),
     "queue_wait_p95_ms": ("0.95", "vllm:request_queue_time_seconds"),
 }
-"""Signal -> (quantile, histogram). Quantiles come from histograms merged over pods, never from averages of quantiles."""
+"""Signal -> (quantile, histogram). Taken from histograms merged over pods, never an average of quantiles."""
 
 SAMPLES = ":samples"
 """Suffix of the helper signal that counts the observations behind a quantile."""
@@ -147,7 +148,7 @@ def read_signals(samples: Iterable[Mapping[str, Any]], target: Target) -> Signal
     def typed(name: str, count: float | None = None) -> Signal:
         return _typed(name, values.get(name), count, state, age_s, fresh, expected)
 
-    signals: dict[str, Signal] = {name: typed(name) for name in PLAIN_SIGNALS}
+    signals: dict[str, Any] = {name: typed(name) for name in PLAIN_SIGNALS}
     for name in QUANTILES:
         count = values.get(name + SAMPLES)
         if count is not None and math.isfinite(count) and count <= 0:

@@ -5,7 +5,8 @@ NaN and "no traffic" all read as something else than zero.
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+
+from guidevane_api.status import MetricsState
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,6 @@ class Invalid:
 Signal = Known | Partial | Stale | Absent | Invalid
 
 
-class MetricsState(StrEnum):
-    """One word for the state of all signals of a service."""
-
-    KNOWN = "Known"
-    PARTIAL = "Partial"
-    STALE = "Stale"
-    ABSENT = "Absent"
-
-
 NOT_OBSERVED = Absent("not observed yet")
 
 
@@ -72,6 +64,8 @@ class Signals:
     state: MetricsState = MetricsState.ABSENT
     why: str = "not observed yet"
     """A sentence for people when `state` is not Known."""
+    unreachable: bool = False
+    """The source itself gave no answer: nothing is known about the pods."""
     fresh_pods: int = 0
     expected_pods: int = 0
     kv_percent: Signal = NOT_OBSERVED

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from guidevane_api.spec_control import Knob
-
+from guidevane_api.status import MetricsState
 from guidevane_operator.retune.snapshot import (
     Decision,
     Direction,
@@ -20,7 +20,7 @@ from guidevane_operator.retune.snapshot import (
     Snapshot,
     limit_field,
 )
-from guidevane_operator.signals import Absent, Known, MetricsState, Signal, known_value
+from guidevane_operator.signals import Absent, Known, Signal, known_value
 
 STRONG_BREACH = 1.5
 """A ratio above this acts on its first look; below, a rule must match twice in a row."""
@@ -165,7 +165,11 @@ def _ttft_high(snapshot: Snapshot, ratios: Ratios) -> Proposal | None:
     if ttft is None or queue is None or queue > ttft / 2:
         return None
     return Proposal(
-        Rule.TTFT_HIGH, Knob.PREFILL_CHUNK_SIZE, Direction.RAISE, ratios.ttft, _evidence(snapshot, "ttft", "queue", "itl")
+        Rule.TTFT_HIGH,
+        Knob.PREFILL_CHUNK_SIZE,
+        Direction.RAISE,
+        ratios.ttft,
+        _evidence(snapshot, "ttft", "queue", "itl"),
     )
 
 

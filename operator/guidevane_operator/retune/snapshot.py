@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from guidevane_api.limits import SchedulerLimits
-from guidevane_api.spec_control import Knob
-
 from pydantic.alias_generators import to_snake
 
+from guidevane_api.limits import SchedulerLimits
+from guidevane_api.spec_control import Knob
 from guidevane_operator.signals import Signals
 
 

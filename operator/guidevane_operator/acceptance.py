@@ -1,0 +1,53 @@
+"""Whether a spec can be obeyed as it stands. A pure check, beside what the CRD's own rules hold."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from guidevane_api.conditions import Reason
+from guidevane_api.limits import SchedulerLimits, limit_violations
+from guidevane_api.llmservice import LLMServiceSpec, not_in_effect
+
+MAX_NAMED = 5
+"""Fields named in one message, at most."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The spec, parsed; every field of it is in effect."""
+
+    spec: LLMServiceSpec
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The spec is left alone, and so is what runs."""
+
+    reason: Reason
+    message: str
+    """Names the fields and the way out."""
+
+
+def accept(raw: dict[str, Any]) -> Accepted | Refused:
+    """Parse a spec as the API server holds it, or say why it cannot be obeyed."""
+    try:
+        spec = LLMServiceSpec.model_validate(raw)
+    except ValidationError as error:
+        faults = [f"spec.{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        return Refused(Reason.INVALID_SPEC, _sentence("the spec can't be read", faults, "correct it"))
+    later = [f"{path}: {sentence}" for path, sentence in not_in_effect(raw)]
+    if later:
+        return Refused(Reason.FIELD_NOT_IN_EFFECT, _sentence("fields without effect are set", later, "remove them"))
+    violations = limit_violations(SchedulerLimits.resolve(spec.limits, spec.envelope), spec.envelope)
+    if violations:
+        faults = [f"spec.limits.{why}" for why in violations.values()]
+        return Refused(Reason.INVALID_SPEC, _sentence("the limits contradict each other", faults, "correct them"))
+    return Accepted(spec)
+
+
+def _sentence(what: str, faults: list[str], way_out: str) -> str:
+    """One message from several faults."""
+    named = "; ".join(faults[:MAX_NAMED])
+    more = f"; and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
+    return f"{what}: {named}{more}. Pods and limits stay as they are; {way_out} to go on."

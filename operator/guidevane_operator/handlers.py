@@ -1,0 +1,77 @@
+"""The kopf side: thin handlers that hand what a watch saw to the operator, and nothing else.
+
+Only `on.event` handlers: kopf then writes nothing itself, neither annotations nor finalizers, so a service is never
+stuck on an operator that is gone, and no refused PATCH can end a loop. create, update, resume and delete all arrive
+here as events and lead to the same level-triggered pass.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import kopf
+
+from guidevane_api.llmservice import GROUP, NAME_LABEL, PLURAL, VERSION
+from guidevane_operator.app import GuidevaneOperator
+
+
+def build_registry(start: Callable[[], Awaitable[GuidevaneOperator]]) -> kopf.OperatorRegistry:
+    """All handlers. `start` is awaited at start-up and gives the running GuidevaneOperator."""
+    registry = kopf.OperatorRegistry()
+    running: list[GuidevaneOperator] = []
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
+    async def started(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+        operator = await start()
+        await operator.wait_for_kind()
+        running.append(operator.start())
+
+    @kopf.on.cleanup(registry=registry)
+    async def stopped(**_: Any) -> None:
+        while running:
+            await running.pop().close()
+
+    @kopf.on.probe(registry=registry, id="loops")
+    def loops(**_: Any) -> str:
+        return probe(running)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    def service_seen(event: kopf.RawEvent, **_: Any) -> None:
+        running[0].see_service(dict(event["object"]), gone=event["type"] == "DELETED")
+
+    @kopf.on.event("", "v1", "pods", labels={NAME_LABEL: kopf.PRESENT}, registry=registry)
+    def pod_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
+        running[0].see_pod(dict(event["object"]), labels[NAME_LABEL], gone=event["type"] == "DELETED")
+
+    @kopf.on.event("apps", "v1", "deployments", labels={NAME_LABEL: kopf.PRESENT}, registry=registry)
+    def deployment_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
+        running[0].see_deployment(dict(event["object"]), labels[NAME_LABEL], gone=event["type"] == "DELETED")
+
+    return registry
+
+
+def probe(running: list[GuidevaneOperator]) -> str:
+    """What /healthz says; raises, which makes it 500, if a loop is dead: then a restart helps."""
+    if not running:
+        raise kopf.PermanentError("the operator has not started yet")
+    faults = running[0].faults()
+    if faults:
+        raise kopf.PermanentError("; ".join(f"{name} {why}" for name, why in sorted(faults.items())))
+    return "all loops are alive"
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Kopf's own settings: short timeouts everywhere, no events of its own, no scanning."""
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.peering.standalone = True
+    settings.watching.server_timeout = 600
+    settings.watching.client_timeout = 660
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.queueing.worker_limit = 20

@@ -1,0 +1,298 @@
+"""One level-triggered pass over one service: it does not care why it runs, and running it twice changes nothing.
+
+The order is: look, accept the spec, settle limits (persisted before sent), children, push, status. The operator
+never writes spec.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import logging
+import secrets
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from guidevane_api.admin import LimitsSource
+from guidevane_api.conditions import EventReason
+from guidevane_api.limits import SchedulerLimits
+from guidevane_api.llmservice import NAME_LABEL, RESTART_ANNOTATION
+from guidevane_operator import acceptance
+from guidevane_operator.admin_client import AdminClient, Unreachable
+from guidevane_operator.children import PDB_KIND, RenderContext, render, revision_of, wants_pdb
+from guidevane_operator.children.context import TOKEN_KEY
+from guidevane_operator.errors import ForeignChildError, KubeError, RetryLaterError
+from guidevane_operator.events import EventRecorder
+from guidevane_operator.facts import read_deployment, read_pod
+from guidevane_operator.kube import DEPLOYMENTS, LLM_SERVICES, PODS, RESOURCES, KubeClient, Manifest, ServiceKey
+from guidevane_operator.limits_plan import DesiredLimits, next_desired
+from guidevane_operator.push import push_limits
+from guidevane_operator.record import Directory, ServiceRecord
+from guidevane_operator.status_writer import StatusWriter
+
+logger = logging.getLogger(__name__)
+
+TOKEN_BYTES = 32
+MAX_DECISIONS = 3
+"""Tries to persist limits while others write the same object."""
+PERMANENT = range(400, 500)
+"""Statuses with which the API server says that the object itself is at fault."""
+TRANSIENT = (404, 408, 409, 429)
+WITHDRAWN = "withdrawn"
+"""In place of a hash: the child is not wanted and not there."""
+SILENT = 2
+"""Unanswered calls in a row after which an admin port is said not to answer."""
+
+
+@dataclass
+class Reconciler:
+    """Brings the cluster to what an LLMService says."""
+
+    directory: Directory
+    kube: KubeClient
+    admin: AdminClient
+    recorder: EventRecorder
+    writer: StatusWriter
+    runtime_image: str
+
+    async def ensure(self, key: ServiceKey) -> None:
+        """Make it so. Raises RetryLaterError or KubeError when it has to be tried again."""
+        record = self.directory.get(key)
+        if record is None:
+            return
+        async with record.lock:
+            if record.needs_refresh and not await self._refresh(record):
+                return
+            record.dealt_with = record.asked
+            if record.deleting:
+                await self.writer.write(record)
+                return
+            await self._accept(record)
+            if not record.paused:
+                await self._settle_limits(record)
+                await self._apply_children(record)
+                await self._push(record)
+            await self.writer.write(record)
+            self._ask_for_another_pass(record)
+
+    async def renew(self, key: ServiceKey) -> None:
+        """Renew the leases of all pods; a pod that lost its limits gets them again."""
+        record = self.directory.get(key)
+        if record is None or record.needs_refresh:
+            return
+        async with record.lock:
+            if record.paused or record.deleting:
+                return
+            await self._push(record, renew=True)
+            await self.writer.write(record)
+
+    def resync(self, key: ServiceKey) -> None:
+        """The next pass reads and applies everything, whatever the watches said."""
+        record = self.directory.get(key)
+        if record is not None:
+            record.needs_refresh = True
+
+    async def _refresh(self, record: ServiceRecord) -> bool:
+        """Read the object, its pods and its Deployment; False if the object is gone."""
+        body = await self.kube.try_get(LLM_SERVICES, record.key)
+        if body is None:
+            self.directory.drop(record.key)
+            self.recorder.forget(record.key)
+            return False
+        record.take_body(body)
+        pods = await self.kube.list_labelled(PODS, record.key.namespace, NAME_LABEL, record.key.name)
+        record.pods = {pod.name: pod for pod in map(read_pod, pods)}
+        deployment = await self.kube.try_get(DEPLOYMENTS, record.key)
+        record.deployment = read_deployment(deployment) if deployment else None
+        record.applied.clear()
+        record.token = ""
+        await self._load_token(record)
+        record.desired = _newest(record.desired, persisted_limits(record))
+        record.revision = record.revision or ((record.status.rollout and record.status.rollout.revision) or "")
+        record.needs_refresh = False
+        return True
+
+    async def _accept(self, record: ServiceRecord) -> None:
+        """Take over the spec if every field of it is in effect; else say so and keep what runs."""
+        verdict = acceptance.accept(dict(record.body.get("spec") or {}))
+        if isinstance(verdict, acceptance.Accepted):
+            record.spec, record.refused, record.refused_reason = verdict.spec, "", ""
+            return
+        if verdict.message != record.refused:
+            await self.recorder.post(record.body, EventReason.SPEC_REFUSED, verdict.message)
+        record.refused, record.refused_reason = verdict.message, verdict.reason.value
+
+    async def _settle_limits(self, record: ServiceRecord) -> None:
+        """Decide on limits and epoch, and persist them if they are new."""
+        for _ in range(MAX_DECISIONS):
+            if record.spec is None or record.refused:
+                return
+            desired = next_desired(record.spec.limits, record.spec.envelope, record.desired)
+            if desired == record.desired:
+                return
+            previous = record.desired
+            if await self.writer.persist_limits(record, desired):
+                _log_change(record.key, previous, desired)
+                record.announce_limits = previous is not None
+                return
+            await self._refresh(record)
+            record.dealt_with = record.asked
+            await self._accept(record)
+        raise RetryLaterError(f"status of {record.key.name} is written by somebody else all the time")
+
+    async def _apply_children(self, record: ServiceRecord) -> None:
+        """Apply what differs from what was applied last; delete a budget that is not wanted."""
+        if record.spec is None or record.refused:
+            return
+        context = await self._context(record)
+        record.revision = revision_of(context)
+        try:
+            for manifest in render(context):
+                await self._apply(record, manifest)
+            if not wants_pdb(context):
+                await self._withdraw(record, PDB_KIND)
+        except ForeignChildError as error:
+            record.child_error = str(error)
+        except KubeError as error:
+            if error.status not in PERMANENT or error.status in TRANSIENT:
+                raise
+            record.child_error = str(error)
+        else:
+            record.child_error = ""
+
+    async def _apply(self, record: ServiceRecord, manifest: Manifest) -> None:
+        """Apply one child unless it was applied just so."""
+        name = (manifest["kind"], manifest["metadata"]["name"])
+        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        if record.applied.get(name) == digest:
+            return
+        if name not in record.applied:
+            await self._existing(record, *name)
+        await self.kube.apply(manifest)
+        record.applied[name] = digest
+
+    async def _withdraw(self, record: ServiceRecord, kind: str) -> None:
+        """Delete a child that is no longer wanted; somebody else's object of that name stays."""
+        name = (kind, record.key.name)
+        if record.applied.get(name) == WITHDRAWN:
+            return
+        with contextlib.suppress(ForeignChildError):
+            if await self._existing(record, *name):
+                await self.kube.delete(kind, record.key)
+        record.applied[name] = WITHDRAWN
+
+    async def _existing(self, record: ServiceRecord, kind: str, name: str) -> Manifest | None:
+        """The child as it is, None if there is none. Raises ForeignChildError for somebody else's object."""
+        found = await self.kube.try_get(RESOURCES[kind], ServiceKey(record.key.namespace, name))
+        owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
+        if found is not None and record.body["metadata"].get("uid") not in [owner.get("uid") for owner in owners]:
+            raise ForeignChildError(
+                f"{kind} {name} exists and is not of this LLMService; delete it, or give the LLMService another name"
+            )
+        return found
+
+    async def _context(self, record: ServiceRecord) -> RenderContext:
+        """What children are rendered from."""
+        assert record.spec is not None, "children are rendered from an accepted spec only"
+        await self._load_token(record)
+        annotations = record.body["metadata"].get("annotations") or {}
+        return RenderContext(
+            key=record.key,
+            uid=record.body["metadata"].get("uid", ""),
+            spec=record.spec,
+            runtime_image=self.runtime_image,
+            token=record.token or secrets.token_urlsafe(TOKEN_BYTES),
+            restart_requested_at=annotations.get(RESTART_ANNOTATION, ""),
+        )
+
+    async def _load_token(self, record: ServiceRecord) -> None:
+        """Read the admin token unless it is known: made once, it is never rotated by applying again."""
+        if record.token:
+            return
+        name = ServiceKey(record.key.namespace, f"{record.key.name}-admin")
+        secret = await self.kube.try_get(RESOURCES["Secret"], name)
+        encoded = ((secret or {}).get("data") or {}).get(TOKEN_KEY, "")
+        record.token = base64.b64decode(encoded).decode().strip()
+
+    async def _push(self, record: ServiceRecord, renew: bool = False) -> None:
+        """Bring the limits to the pods; outrun a pod that has seen a later epoch, if nobody else wrote it."""
+        await self._load_token(record)
+        outcome = await push_limits(record, self.admin, renew)
+        if outcome.fenced_at is not None and await self._outrun(record, outcome.fenced_at):
+            outcome = await push_limits(record, self.admin)
+        for name in outcome.corrected:
+            note = f"the engine of pod {name} started anew and has its limits again"
+            await self.recorder.post(record.body, EventReason.LIMITS_DRIFT_CORRECTED, note, name)
+        await self._announce(record)
+
+    async def _outrun(self, record: ServiceRecord, epoch: int) -> bool:
+        """A pod holds a later epoch: adopt it if it is in status, else status was lost, and we go above it."""
+        await self._refresh(record)
+        desired = record.desired
+        if desired is None:
+            return False
+        if desired.epoch > epoch:
+            return True
+        logger.warning("pod is ahead of status", extra={"service": record.key.name, "epoch": epoch})
+        return await self.writer.persist_limits(record, desired.above(epoch))
+
+    async def _announce(self, record: ServiceRecord) -> None:
+        """Say once that new limits are everywhere, or which admin port does not answer."""
+        ready = record.ready_pods()
+        desired = record.desired
+        if record.announce_limits and ready and desired and len(record.pods_in_sync()) == len(ready):
+            record.announce_limits = False
+            if desired.source is LimitsSource.SPEC:
+                note = f"new spec.limits are effective on {len(ready)} pods, epoch {desired.epoch}"
+                await self.recorder.post(record.body, EventReason.LIMITS_CHANGED, note)
+        for pod in ready:
+            ack = record.acks.get(pod.name)
+            # Limits are obeyed between two steps, and a long step outlasts one timeout: twice is silence.
+            if ack is not None and isinstance(ack.result, Unreachable) and ack.silences >= SILENT:
+                note = f"pod {pod.name}: {ack.result.message}"
+                await self.recorder.post(record.body, EventReason.ADMIN_UNREACHABLE, note, pod.name)
+
+    def _ask_for_another_pass(self, record: ServiceRecord) -> None:
+        """An admin port that does not answer is asked again soon, not at the next renewal."""
+        if record.child_error:
+            raise RetryLaterError(f"a child was refused: {record.child_error}")
+        silent = [name for name, ack in record.acks.items() if isinstance(ack.result, Unreachable)]
+        if silent and not record.paused:
+            raise RetryLaterError(f"admin port of {', '.join(sorted(silent))} does not answer")
+
+
+def persisted_limits(record: ServiceRecord) -> DesiredLimits | None:
+    """The limits that status says were asked for last; None if there are none that can be read."""
+    limits = record.status.limits
+    if limits is None or limits.desired is None or not limits.epoch:
+        return None
+    try:
+        desired = SchedulerLimits(**limits.desired.given())
+    except ValidationError:
+        return None
+    source = LimitsSource(limits.source.value) if limits.source and limits.source != "Lease" else LimitsSource.SPEC
+    return DesiredLimits(desired, limits.epoch, source, limits.spec_hash or "")
+
+
+def _newest(ours: DesiredLimits | None, theirs: DesiredLimits | None) -> DesiredLimits | None:
+    """The one with the higher epoch: epochs only grow, and a later one in status is another operator's."""
+    if ours is None or theirs is None:
+        return ours or theirs
+    return theirs if theirs.epoch > ours.epoch else ours
+
+
+def _log_change(key: ServiceKey, before: DesiredLimits | None, now: DesiredLimits) -> None:
+    """Old and new value of every limit that changed."""
+    old, new = (before.limits.model_dump() if before else {}), now.limits.model_dump()
+    changed = {name: f"{old.get(name)} -> {value}" for name, value in new.items() if old.get(name) != value}
+    logger.info(
+        "limits changed",
+        extra={
+            "namespace": key.namespace,
+            "service": key.name,
+            "epoch": now.epoch,
+            "source": now.source.value,
+            "changed": changed,
+        },
+    )

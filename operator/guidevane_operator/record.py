@@ -1,0 +1,181 @@
+"""What the operator holds in memory about each service, and the index of all of them.
+
+Nothing in here has to survive a restart: what must is in status, the rest is read again.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from guidevane_api.llmservice import PAUSED_ANNOTATION, LLMServiceSpec
+from guidevane_api.status import LLMServiceStatus
+from guidevane_operator.admin_client import PushResult
+from guidevane_operator.facts import DeploymentFacts, PodFacts
+from guidevane_operator.kube import Manifest, ServiceKey
+from guidevane_operator.limits_plan import DesiredLimits
+from guidevane_operator.pod_metrics import PodRing
+from guidevane_operator.retune.snapshot import LastMove, Rule
+from guidevane_operator.signals import SignalHistory
+
+
+@dataclass(frozen=True)
+class Ack:
+    """What a pod said to the limits of one epoch."""
+
+    incarnation: tuple[str, int]
+    epoch: int
+    in_sync: bool
+    result: PushResult
+    boot_id: str = ""
+    silences: int = 0
+    """Times in a row that the admin port did not answer."""
+
+
+@dataclass
+class TunerMemory:
+    """The tuner between two looks."""
+
+    last_move: LastMove | None = None
+    settle_until: datetime | None = None
+    """Wall clock, for display only."""
+    previous_rule: Rule | None = None
+
+
+@dataclass
+class ServiceRecord:
+    """One service. Changed by watch handlers (body, pods, deployment) and under `lock` by everything else."""
+
+    key: ServiceKey
+    body: Manifest
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    pods: dict[str, PodFacts] = field(default_factory=dict)
+    deployment: DeploymentFacts | None = None
+    needs_refresh: bool = True
+    """Read everything from the API before the next decision: at the first sight, and at each resync."""
+
+    dealt_with: tuple[object, ...] | None = None
+    """What was asked for when the newest pass began."""
+
+    spec: LLMServiceSpec | None = None
+    """The newest spec that was accepted, None before the first."""
+    refused: str = ""
+    """Why the present spec is not in effect; empty if it is."""
+    refused_reason: str = ""
+    revision: str = ""
+    """Revision of the pods that the accepted spec asks for."""
+    applied: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Hash of each child as it was applied last."""
+    child_error: str = ""
+    token: str = ""
+
+    desired: DesiredLimits | None = None
+    acks: dict[str, Ack] = field(default_factory=dict)
+    """By pod name."""
+    announce_limits: bool = False
+    """New spec.limits are on their way; say so once they are everywhere."""
+
+    history: SignalHistory = field(default_factory=SignalHistory)
+    rings: dict[str, PodRing] = field(default_factory=dict)
+    """Scrapes of the pods, by name, where there is no Prometheus."""
+    metrics_lost: bool = False
+    """Sight was lost and this was told; the next sight is told too."""
+    slo_breaches: int = 0
+    tuner: TunerMemory = field(default_factory=TunerMemory)
+
+    last_status_at: float | None = None
+    """When status was written last, monotonic seconds."""
+
+    @property
+    def generation(self) -> int:
+        """Generation of the spec in `body`."""
+        return int(self.body["metadata"].get("generation") or 0)
+
+    @property
+    def asked(self) -> tuple[object, ...]:
+        """What people ask for in the object: its spec, by generation, its annotations, its deletion."""
+        meta = self.body["metadata"]
+        return meta.get("generation"), meta.get("annotations"), meta.get("deletionTimestamp")
+
+    @property
+    def deleting(self) -> bool:
+        """The service is on its way out; its children go with it."""
+        return bool(self.body["metadata"].get("deletionTimestamp"))
+
+    @property
+    def paused(self) -> bool:
+        """A person asked the operator to keep its hands off."""
+        return (self.body["metadata"].get("annotations") or {}).get(PAUSED_ANNOTATION) == "true"
+
+    @property
+    def wanted_replicas(self) -> int:
+        """Pods that should exist."""
+        return 0 if self.spec is None or self.spec.suspend else self.spec.replicas
+
+    @property
+    def status(self) -> LLMServiceStatus:
+        """The status as the API server holds it; empty where it cannot be read."""
+        try:
+            return LLMServiceStatus.model_validate(self.body.get("status") or {})
+        except ValidationError:
+            return LLMServiceStatus()
+
+    def ready_pods(self) -> list[PodFacts]:
+        """Pods whose admin port can be asked, by name."""
+        return sorted((pod for pod in self.pods.values() if pod.can_be_patched), key=lambda pod: pod.name)
+
+    def take_body(self, body: Manifest) -> None:
+        """Take over a newer object; a watch may deliver an older one after our own write was answered."""
+        if _version(body) >= _version(self.body):
+            self.body = body
+
+    def pods_in_sync(self) -> list[str]:
+        """Names of ready pods that obey the desired limits under the desired epoch."""
+        desired = self.desired
+        return [
+            pod.name
+            for pod in self.ready_pods()
+            if (ack := self.acks.get(pod.name))
+            and desired is not None
+            and ack.in_sync
+            and ack.epoch == desired.epoch
+            and ack.incarnation == pod.incarnation
+        ]
+
+
+def _version(body: Manifest) -> int:
+    """The resource version as a number: of one kind they are ordered, 0 where the server's are opaque."""
+    version = str(body["metadata"].get("resourceVersion", ""))
+    return int(version) if version.isdigit() else 0
+
+
+class Directory:
+    """The index of all services."""
+
+    def __init__(self) -> None:
+        self._records: dict[ServiceKey, ServiceRecord] = {}
+
+    def __iter__(self) -> Iterator[ServiceKey]:
+        """The keys of all services."""
+        return iter(list(self._records))
+
+    def get(self, key: ServiceKey) -> ServiceRecord | None:
+        """The record, if the service is known."""
+        return self._records.get(key)
+
+    def put(self, body: Manifest) -> ServiceRecord:
+        """Take in an object, seen for the first time or again."""
+        meta = body["metadata"]
+        key = ServiceKey(meta["namespace"], meta["name"])
+        record = self._records.get(key)
+        if record is None or record.body["metadata"].get("uid") != meta.get("uid"):
+            record = self._records[key] = ServiceRecord(key, body)
+        else:
+            record.take_body(body)
+        return record
+
+    def drop(self, key: ServiceKey) -> None:
+        """The service is gone."""
+        self._records.pop(key, None)

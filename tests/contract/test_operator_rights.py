@@ -1,0 +1,197 @@
+"""The operator as a process of its own against a real API server, under the rights of manifests/base and no others."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = "rights"
+SERVICE = {
+    "apiVersion": "guidevane.dev/v1alpha1",
+    "kind": "LLMService",
+    "metadata": {"name": "chat", "namespace": NAMESPACE},
+    "spec": {"model": {"uri": "file:///models/tiny"}, "replicas": 2, "limits": {"maxNumSeqs": 8}},
+}
+PATH = f"/apis/guidevane.dev/v1alpha1/namespaces/{NAMESPACE}/llmservices/chat"
+ROLE = "system:serviceaccount:guidevane-system:guidevane-operator"
+
+
+@dataclass
+class Running:
+    """The operator, and a person with all rights beside it."""
+
+    server: Any
+    log: Path
+    health_port: int
+    wait_for: Callable[[str, Callable[[], bool]], None]
+
+    def kubectl(self, *args: str, stdin: Any = None) -> str:
+        done = self.server.kubectl(*args, stdin=None if stdin is None else json.dumps(stdin))
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.server.request("GET", PATH).body.get("status") or {})
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        return dict({c["type"]: c for c in self.status().get("conditions", [])}.get(kind, {}))
+
+    def until(self, what: str, holds: Callable[[], Any]) -> None:
+        self.wait_for(f"{what}; operator says:\n{self.log.read_text()[-3000:]}", lambda: bool(holds()))
+
+
+@pytest.fixture(scope="module")
+def operator(api_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("operator")
+    for arguments in (
+        ("apply", "--server-side", "--force-conflicts", "-k", str(ROOT / "manifests" / "base")),
+        ("create", "namespace", NAMESPACE),
+        ("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted"),
+    ):
+        done = api_server.kubectl(*arguments)
+        assert done.returncode == 0, done.stderr
+    token = api_server.kubectl("create", "token", "guidevane-operator", "-n", "guidevane-system")
+    assert token.returncode == 0, token.stderr
+    kubeconfig = json.loads(api_server.kubeconfig.read_text())
+    kubeconfig["users"][0]["user"] = {"token": token.stdout.strip()}
+    (folder / "kubeconfig").write_text(json.dumps(kubeconfig))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        health_port = int(probe.getsockname()[1])
+    log = folder / "operator.log"
+    command = [sys.executable, "-m", "guidevane_operator", f"--health-port={health_port}", "--status-seconds=1"]
+    environment = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        running = Running(api_server, log, health_port, sys.modules[type(api_server).__module__].wait_for)
+        try:
+            yield running
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0, log.read_text()[-2000:]
+
+
+def test_a_service_is_served_under_the_operators_own_rights(operator: Running) -> None:
+    operator.kubectl("apply", "-f", "-", stdin=SERVICE)
+    operator.until("status is written", lambda: operator.status().get("observedGeneration") == 1)
+    operator.until("the Deployment is there", lambda: operator.condition("Ready").get("reason") == "Pending")
+
+    kinds = ["deployment", "service", "configmap/chat-limits", "secret/chat-admin", "serviceaccount/chat", "pdb/chat"]
+    for kind in kinds:
+        name = (kind,) if "/" in kind else (kind, "chat")
+        owner = operator.kubectl("get", *name, "-n", NAMESPACE, "-o", "jsonpath={.metadata.ownerReferences[0].kind}")
+        assert owner == "LLMService", kind
+    assert operator.condition("SpecAccepted")["status"] == "True"
+    wide = operator.kubectl("get", "llm", "-n", NAMESPACE, "-o", "wide")
+    assert "0/2" in wide
+    assert "Pending" in wide
+
+
+def test_nothing_changes_when_it_looks_again(operator: Running) -> None:
+    before = operator.server.request("GET", PATH).body["metadata"]["resourceVersion"]
+    deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/chat"
+    generation = operator.server.request("GET", deployment).body["metadata"]["generation"]
+    operator.kubectl("label", "llm", "chat", "-n", NAMESPACE, "seen=again")
+    operator.kubectl("annotate", "llm", "chat", "-n", NAMESPACE, "example.org/note=1")
+    operator.kubectl("scale", "deployment", "chat", "-n", NAMESPACE, "--replicas=5")
+    operator.until(
+        "the Deployment is back", lambda: operator.server.request("GET", deployment).body["spec"]["replicas"] == 2
+    )
+    after = operator.server.request("GET", deployment).body["metadata"]["generation"]
+    assert after == generation + 2, "one for the scaling by hand, one for taking it back"
+    assert int(operator.server.request("GET", PATH).body["metadata"]["resourceVersion"]) > int(before)
+
+
+def test_a_changed_spec_is_taken_over_and_the_budget_goes(operator: Running) -> None:
+    changed = {"spec": {"replicas": 1, "limits": {"maxNumSeqs": 2}}}
+    operator.kubectl("patch", "llm", "chat", "-n", NAMESPACE, "--type=merge", "-p", json.dumps(changed))
+    operator.until("the new epoch", lambda: operator.status()["limits"]["epoch"] == 2)
+    budget = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/chat"
+    operator.until("no budget", lambda: operator.server.request("GET", budget).code == 404)
+    limits = operator.kubectl("get", "configmap", "chat-limits", "-n", NAMESPACE, "-o", "jsonpath={.data}")
+    assert "maxNumSeqs" in limits
+
+
+def test_a_refused_field_is_an_event_and_a_condition(operator: Running) -> None:
+    later = {"spec": {"model": {"revision": "abc"}}}
+    operator.kubectl("patch", "llm", "chat", "-n", NAMESPACE, "--type=merge", "-p", json.dumps(later))
+    operator.until("it is refused", lambda: operator.condition("SpecAccepted").get("status") == "False")
+    operator.until("an event says so", lambda: "SpecRefused" in operator.kubectl("get", "events", "-n", NAMESPACE))
+
+
+def test_a_pod_that_cannot_load_its_model_is_seen(operator: Running) -> None:
+    operator.kubectl(
+        "patch", "llm", "chat", "-n", NAMESPACE, "--type=merge", "-p", '{"spec":{"model":{"revision":""}}}'
+    )
+    operator.until("it is accepted", lambda: operator.condition("SpecAccepted").get("status") == "True")
+    deployment = operator.server.request("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/chat").body
+    template = deployment["spec"]["template"]
+    metadata = {"name": "chat-x", "namespace": NAMESPACE, "labels": template["metadata"]["labels"]}
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    made = operator.server.request("POST", pods, {"metadata": metadata, "spec": template["spec"]})
+    assert made.code == 201, made.message
+    ended = {"terminated": {"exitCode": 3, "reason": "Error", "message": "/models/tiny does not exist"}}
+    container = {
+        "name": "runtime",
+        "image": "x",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 2,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": ended,
+    }
+    status = {"status": {"phase": "Running", "containerStatuses": [container]}}
+    patched = operator.server.request("PATCH", f"{pods}/chat-x/status", status, "application/merge-patch+json")
+    assert patched.code == 200, patched.message
+    operator.until("status says so", lambda: operator.status().get("reason") == "ModelNotFound")
+    assert "/models/tiny does not exist" in operator.condition("Ready")["message"]
+
+
+def test_the_operator_is_healthy_and_was_never_forbidden_anything(operator: Running) -> None:
+    def is_healthy() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{operator.health_port}/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+
+    operator.until("it is healthy", is_healthy)
+    text = operator.log.read_text()
+    assert "orbidden" not in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    "verb_and_resource",
+    [
+        ("patch", "llmservices"),
+        ("update", "llmservices"),
+        ("delete", "llmservices"),
+        ("list", "secrets"),
+        ("watch", "secrets"),
+        ("delete", "secrets"),
+        ("delete", "pods"),
+        ("create", "pods"),
+        ("create", "pods/exec"),
+        ("delete", "deployments"),
+        ("create", "clusterroles"),
+        ("get", "nodes"),
+        ("list", "namespaces"),
+    ],
+    ids=" ".join,
+)
+def test_the_operator_may_not(operator: Running, verb_and_resource: tuple[str, str]) -> None:
+    done = operator.server.kubectl("auth", "can-i", *verb_and_resource, f"--as={ROLE}", "-n", NAMESPACE)
+    assert done.stdout.strip() == "no"
+
+
+def test_deleting_a_service_ends_without_the_operator_doing_anything(operator: Running) -> None:
+    operator.kubectl("delete", "llm", "chat", "-n", NAMESPACE, "--timeout=10s")
+    assert operator.server.request("GET", PATH).code == 404

@@ -1,0 +1,57 @@
+"""What watches saw: no change is lost between our own writes and the watch."""
+
+from typing import Any
+
+from guidevane_operator.kube import ServiceKey
+from guidevane_operator.record import Directory
+
+
+def body(generation: int, version: int, uid: str = "u1", **extra: Any) -> dict[str, Any]:
+    meta = {"namespace": "demo", "name": "chat", "uid": uid, "generation": generation, "resourceVersion": str(version)}
+    return {"metadata": meta | extra, "spec": {}}
+
+
+KEY = ServiceKey("demo", "chat")
+
+
+def test_an_older_object_does_not_replace_a_newer_one() -> None:
+    directory = Directory()
+    record = directory.put(body(2, 20))
+    directory.put(body(1, 10))
+    assert record.generation == 2
+
+
+def test_a_spec_that_came_with_the_answer_to_our_own_write_is_still_to_be_dealt_with() -> None:
+    directory = Directory()
+    record = directory.put(body(1, 10))
+    record.dealt_with = record.asked
+    record.take_body(body(2, 30))  # the answer to a status write, made after somebody else's change
+    directory.put(body(2, 20))  # that change, as the watch delivers it
+    assert record.asked != record.dealt_with
+
+
+def test_our_own_status_write_asks_for_nothing() -> None:
+    directory = Directory()
+    record = directory.put(body(1, 10))
+    record.dealt_with = record.asked
+    directory.put(body(1, 11) | {"status": {"replicas": 1}})
+    assert record.asked == record.dealt_with
+
+
+def test_annotations_and_deletion_are_asked_for() -> None:
+    directory = Directory()
+    record = directory.put(body(1, 10))
+    record.dealt_with = record.asked
+    directory.put(body(1, 11, annotations={"guidevane.dev/paused": "true"}))
+    assert record.asked != record.dealt_with
+    assert record.paused
+
+
+def test_a_service_made_again_under_its_name_starts_afresh() -> None:
+    directory = Directory()
+    old = directory.put(body(5, 50))
+    new = directory.put(body(1, 60, uid="u2"))
+    assert new is not old
+    assert directory.get(KEY) is new
+    directory.drop(KEY)
+    assert directory.get(KEY) is None
