@@ -27,5 +27,5 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     failed_before = request.session.testsfailed
     yield name
     if request.session.testsfailed > failed_before:
-        print(support.describe(name))
+        print(support.describe(name))  # pytest shows it with the failure
     support.delete_namespace(name)

@@ -36,7 +36,7 @@ async def test_observe_recommends_and_auto_moves_one_knob_within_bounds(namespac
     load = asyncio.create_task(_load(support.service_url(SERVICE, namespace), stop))
 
     said = await support.wait_for_async(
-        "a recommendation", lambda: _retune(namespace).get("recommendation"), timeout_s=120
+        "a proposal", lambda: _retune(namespace).get("proposal"), timeout_s=120
     )
     assert said["knob"] == "prefillChunkSize"
     assert said["to"] < said["from"] == start_chunk
@@ -51,7 +51,7 @@ async def test_observe_recommends_and_auto_moves_one_knob_within_bounds(namespac
     await support.wait_for_async(
         "pods obey", lambda: _target(namespace, "prefillChunkSize") <= moved["to"], timeout_s=10
     )
-    assert support.events(namespace, "LimitsRetuned")
+    await support.wait_for_async("the event", lambda: support.events(namespace, "LimitsRetuned"), timeout_s=10)
     stop.set()
     await load
 

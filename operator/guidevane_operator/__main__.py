@@ -65,6 +65,7 @@ def configure_logging(settings: Settings) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("guidevane_operator").setLevel(logging.DEBUG if settings.verbose else logging.INFO)
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # a probe every few seconds is no news
 
 
 async def serve(settings: Settings) -> None:

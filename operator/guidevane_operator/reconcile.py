@@ -284,8 +284,8 @@ def _newest(ours: DesiredLimits | None, theirs: DesiredLimits | None) -> Desired
 
 def _log_change(key: ServiceKey, before: DesiredLimits | None, now: DesiredLimits) -> None:
     """Old and new value of every limit that changed."""
-    old, new = (before.limits.model_dump() if before else {}), now.limits.model_dump()
-    changed = {name: f"{old.get(name)} -> {value}" for name, value in new.items() if old.get(name) != value}
+    old, new = (before or now).limits.model_dump(), now.limits.model_dump()
+    changed = {name: f"{old[name]} -> {value}" for name, value in new.items() if old[name] != value}
     logger.info(
         "limits changed",
         extra={

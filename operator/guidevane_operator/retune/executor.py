@@ -128,10 +128,10 @@ class Tuner:
             return  # the next pass reads what somebody else wrote; the next look decides on that
         record.tuner.previous_rule = None
         self._settle(record, spec, move.direction)
-        logger.info("limits retuned", extra={"service": record.key.name, "move": str(move), "epoch": moved.epoch})
+        note = f"{move.knob} {move.from_value} -> {move.to_value}, {move.rule}: {move.evidence}"
+        logger.info("limits retuned", extra={"service": record.key.name, "move": note, "epoch": moved.epoch})
         await push_limits(record, self.admin)
         await self.writer.write(record)
-        note = f"{move.knob} {move.from_value} -> {move.to_value}, {move.rule}: {move.evidence}"
         await self.recorder.post(record.body, EventReason.LIMITS_RETUNED, note, move.knob)
 
 
