@@ -22,6 +22,10 @@ BOLD, DIM, GREEN, RED, RESET = (
     ("\033[1m", "\033[2m", "\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() else [""] * 5
 )
 START = time.monotonic()
+WATCH_S = 150
+"""Longest watch over the tuner: four moves with their settle time."""
+AFTER_S = 15
+"""How long the load goes on under the last limits."""
 
 
 def step(title: str) -> None:
@@ -124,41 +128,51 @@ async def trim_itself(url: str) -> None:
     support.patch_spec(SERVICE, NAMESPACE, {"retune": {"mode": "Auto"}})
     stop = asyncio.Event()
     load = asyncio.create_task(_burst(url, stop))
-    moved = await support.wait_for_async("a move by the operator", _last_move, timeout_s=150)
-    status = support.get("llm", SERVICE, NAMESPACE)["status"]
-    check(
-        f"{moved['knob']} moved from {moved['from']} to {moved['to']} by rule {moved['rule']}",
-        moved["from"] != moved["to"],
-    )
-    say(f"    evidence: {moved['evidence']}")
-    series = ("guidevane_limit", f'name="{moved["knob"]}"', 'kind="target"')
-    target = status["limits"]["desired"][moved["knob"]]
-    await support.wait_for_async(
-        "the pods obey", lambda: int(support.metric_sum(support.pod_metrics(_pods()[0], NAMESPACE), *series)) <= target
-    )
-    say("    watching its effect on the running streams ...")
-    await asyncio.sleep(20)
+    moves = await _watch_moves()
+    await asyncio.sleep(AFTER_S)  # what the clients see under the last limits
     stop.set()
-    gaps = await load
-    changed = moved["seenAt"]
-    before = _p95([gap for when, gap in gaps if when < changed])
-    after = _p95([gap for when, gap in gaps if when > changed + 2])
-    check(f"ITL p95 seen by clients: {before * 1000:.0f} ms before, {after * 1000:.0f} ms after", after < before)
-    show(
-        "get",
-        "llm",
-        SERVICE,
-        "-n",
-        NAMESPACE,
-        "-o",
-        'jsonpath={range .status.retune.history[*]}{.time} {.knob} {.from} -> {.to}  {.rule}: {.evidence}{"\\n"}{end}',
+    gaps, end = await load, time.monotonic()
+    first = moves[0]
+    check(
+        f"{first['knob']} moved from {first['from']} to {moves[-1]['to']}, a reason with each move",
+        all(m["evidence"] for m in moves),
+    )
+    chunk = support.metric_sum(
+        support.pod_metrics(_pods()[0], NAMESPACE), "guidevane_limit", 'name="prefillChunkSize"', 'kind="target"'
+    )
+    check(f"the pods obey: prefillChunkSize {chunk:.0f} by their own metrics", int(chunk) == moves[-1]["to"])
+    before = _p95([gap for when, gap in gaps if when < first["seenAt"]])
+    after = _p95([gap for when, gap in gaps if when > end - AFTER_S])
+    check(
+        f"ITL p95 that the clients saw: {before * 1000:.0f} ms before the first move, {after * 1000:.0f} ms now",
+        after < before,
     )
     show("get", "events", "-n", NAMESPACE, "--field-selector", "reason=LimitsRetuned")
 
 
-def _last_move() -> support.Manifest | None:
-    history = support.get("llm", SERVICE, NAMESPACE)["status"].get("retune", {}).get("history", [])
-    return {**history[0], "seenAt": time.monotonic()} if history else None
+async def _watch_moves() -> list[support.Manifest]:
+    """The operator's moves, told as they come, until ITL is inside its SLO or nothing is left to move."""
+    moves: list[support.Manifest] = []
+    deadline = time.monotonic() + WATCH_S
+    while time.monotonic() < deadline:
+        service = await asyncio.to_thread(support.get, "llm", SERVICE, NAMESPACE)
+        status, target = service["status"], service["spec"]["slo"]["itlP95Milliseconds"]
+        history = status["retune"].get("history", [])
+        for move in reversed(history[: max(0, len(history) - len(moves))]):
+            moves.append({**move, "seenAt": time.monotonic()})
+            say(f"{move['knob']} {move['from']} -> {move['to']}  by rule {move['rule']}: {move['evidence']}")
+        settled = status["retune"]["state"] != "Settling"
+        if moves and settled and (status["slo"].get("itlP95Milliseconds") or target + 1) <= target:
+            say(f"ITL p95 is inside its SLO of {target} ms; state {status['retune']['state']}")
+            return moves
+        if moves and status["retune"]["state"] == "Infeasible":
+            say(f"nothing is left to move: {status['retune']['message']}")
+            return moves
+        await asyncio.sleep(1)
+    if not moves:
+        raise TimeoutError(f"a move by the operator: not within {WATCH_S} s")
+    say(f"still above the SLO of {target} ms after {WATCH_S} s")
+    return moves
 
 
 def _p95(values: list[float]) -> float:

@@ -35,9 +35,7 @@ async def test_observe_recommends_and_auto_moves_one_knob_within_bounds(namespac
     stop = asyncio.Event()
     load = asyncio.create_task(_load(support.service_url(SERVICE, namespace), stop))
 
-    said = await support.wait_for_async(
-        "a proposal", lambda: _retune(namespace).get("proposal"), timeout_s=120
-    )
+    said = await support.wait_for_async("a proposal", lambda: _retune(namespace).get("proposal"), timeout_s=120)
     assert said["knob"] == "prefillChunkSize"
     assert said["to"] < said["from"] == start_chunk
     assert "itl" in said["evidence"].lower()
