@@ -140,11 +140,18 @@ def test_down_removes_everything_when_up_was_killed(state_folder: Path, moment: 
     assert_nothing_remains(state_folder, namespaces)
 
 
+def heed_interrupts() -> None:
+    """As in a terminal: the tests themselves may be a background job, which shells start with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @needs_node
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_up_cleans_up_after_itself(state_folder: Path, number: signal.Signals) -> None:
     namespaces = network_namespaces()
-    up = subprocess.Popen(command(state_folder, "up"), cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    up = subprocess.Popen(
+        command(state_folder, "up"), cwd=REPOSITORY, stdout=subprocess.DEVNULL, preexec_fn=heed_interrupts
+    )
     wait_until((state_folder / "logs/kube-apiserver.log").exists)
     up.send_signal(number)
 
