@@ -132,7 +132,7 @@ class Tuner:
         logger.info("limits retuned", extra={"service": record.key.name, "move": note, "epoch": moved.epoch})
         await push_limits(record, self.admin)
         await self.writer.write(record)
-        await self.recorder.post(record.body, EventReason.LIMITS_RETUNED, note, move.knob)
+        await self.recorder.post(record.body, EventReason.LIMITS_RETUNED, note, f"{move.knob} at epoch {moved.epoch}")
 
 
 def _note(record: ServiceRecord, decision: Decision) -> None:
