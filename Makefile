@@ -40,7 +40,7 @@ test-fast: setup ## everything that needs no cluster
 e2e: setup ## the user stories on a real cluster (Linux and root; CLUSTER=kind or CLUSTER=current for others)
 	$(RUN) e2e
 
-binaries: setup ## build Kubernetes and etcd from Go modules if they are not there yet; contract tests use them too
+binaries: setup ## build Kubernetes, etcd and Prometheus from Go modules if they are not there yet
 	$(RUN) e2e.cluster binaries
 
 test: lint binaries test-fast e2e ## all of it

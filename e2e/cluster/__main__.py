@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from e2e.cluster.binaries import ensure_binaries
+from e2e.cluster.binaries import ensure_binaries, ensure_prometheus
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.external import Current, Kind
 from e2e.cluster.images.build import build_images
@@ -44,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", metavar="DIR", help="folder of this cluster (default ~/.cache/guidevane/cluster)")
     parser.add_argument("--cgroup", metavar="NAME", help="the node's cgroup (default guidevane-node); one per cluster")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("binaries", help="build Kubernetes, etcd and CoreDNS if they are not there yet; needs no root")
+    commands.add_parser("binaries", help="build Kubernetes, etcd, CoreDNS and Prometheus if they are not there yet; needs no root")
     commands.add_parser("up", help="bring the cluster up and wait until it is ready; does nothing if it is")
     commands.add_parser("down", help="take it down from any state; images stay in the state folder")
     commands.add_parser("status", help="show what runs; status 1 if no cluster is up")
@@ -74,6 +74,7 @@ def run_command(arguments: argparse.Namespace, words: list[str], settings: Setti
     match arguments.command:
         case "binaries":
             ensure_binaries(settings, progress)
+            ensure_prometheus(settings, progress)
         case "up":
             cluster.up()
         case "down":
