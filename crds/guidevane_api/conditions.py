@@ -12,7 +12,7 @@ class ConditionType(StrEnum):
     SPEC_ACCEPTED = "SpecAccepted"
     """Every field of the spec is understood and in effect."""
     READY = "Ready"
-    """Enough pods of the present revision are ready and the Service has an address."""
+    """All wanted pods of the present revision are ready. While some serve, a shortage counts from 30 s on."""
     AVAILABLE = "Available"
     """At least one ready pod, of any revision, serves."""
     PROGRESSING = "Progressing"
@@ -38,15 +38,12 @@ class ConditionStatus(StrEnum):
 class Reason(StrEnum):
     """Why a condition stands as it does: one word, also shown in the REASON column if it is that of Ready."""
 
-    NOT_EVALUATED = "NotEvaluated"
-    """Nobody has looked yet."""
-
     ACCEPTED = "Accepted"
     """SpecAccepted is True."""
     FIELD_NOT_IN_EFFECT = "FieldNotInEffect"
     """The spec sets a field whose behaviour this release does not have; the message names it."""
     INVALID_SPEC = "InvalidSpec"
-    """The spec can't be read; it passed an older CRD."""
+    """The spec can't be read, or its limits contradict each other: it passed an older CRD."""
 
     READY = "Ready"
     """All wanted pods are ready."""
@@ -77,8 +74,6 @@ class Reason(StrEnum):
     """Available is True."""
     NO_READY_PODS = "NoReadyPods"
     """No pod is ready."""
-    ENDPOINT_EMPTY = "EndpointEmpty"
-    """A pod is ready, but the Service has no address."""
 
     PROGRESSING = "Progressing"
     """A change is under way."""
@@ -98,7 +93,7 @@ class Reason(StrEnum):
     NAN_SAMPLE = "NaNSample"
     """A sample is not a number."""
     TOO_FEW_SAMPLES = "TooFewSamples"
-    """Fewer requests in the window than retune.minSamplesPerWindow."""
+    """Fewer observations in the window than retune.minSamplesPerWindow."""
     PODS_MISSING = "PodsMissing"
     """Some ready pods have no sample."""
 
@@ -121,8 +116,6 @@ class Reason(StrEnum):
     """New limits are on their way to the pods."""
     PATCH_FAILED = "PatchFailed"
     """A pod refused the limits; the message has its words."""
-    POD_RESTARTED = "PodRestarted"
-    """A pod came back with its start-up limits; they are being set again."""
     ADMIN_UNREACHABLE = "AdminUnreachable"
     """A pod's admin port does not answer."""
 
@@ -156,11 +149,13 @@ class EventReason(StrEnum):
     METRICS_LOST = "MetricsLost"
     """Warning. Signals are gone: no move until they are back."""
     SLO_BREACHED = "SLOBreached"
-    """Warning. A signal is above its line."""
+    """Warning. A signal was above its line in two looks in a row: which, and how far."""
+    CONFLICTING_AUTOSCALER = "ConflictingAutoscaler"
+    """Warning. Somebody scales the Deployment, which follows spec.replicas of the LLMService: who, and to what."""
     ADMIN_UNREACHABLE = "AdminUnreachable"
     """Warning. A pod's admin port does not answer."""
     MODEL_NOT_FOUND = "ModelNotFound"
-    """Warning. The model can't be loaded; pods are not tried again until the spec changes."""
+    """Warning. The model can't be loaded; the kubelet tries again with growing pauses."""
     SPEC_REFUSED = "SpecRefused"
     """Warning. The spec sets a field that is not in effect, or can't be read."""
     CHILD_REFUSED = "ChildRefused"

@@ -21,7 +21,8 @@ A field marked "Live" is followed by running pods, or by the operator, within se
 marked "Takes a rollout" replaces the pods, one after the other.
 
 A field marked "Not in effect yet" is in the schema so that your manifests stay valid. While it is set, the condition
-`SpecAccepted` is False with reason `FieldNotInEffect` and names it; nothing is silently ignored.
+`SpecAccepted` is False with reason `FieldNotInEffect` and names it; nothing is silently ignored. A field of status that
+is marked "Not written yet" stays empty, with all that is in it.
 """
 
 

@@ -143,7 +143,8 @@ class RetuneSpec(ApiModel):
     """Seconds over which rates and percentiles are taken; at least 4 times monitoring.scrapeIntervalSeconds
     and at least 10."""
     min_samples_per_window: Annotated[int, Field(ge=1, le=1_000_000)] = 30
-    """Finished requests in a window, at least; with fewer the percentiles are unknown."""
+    """Observations in a window behind a percentile, at least: first tokens for TTFT, admissions for queue wait, gaps
+    between tokens for ITL. With fewer that percentile is unknown."""
     settle_seconds: SettleSeconds = SettleSeconds()
     """Seconds of watching after a move."""
     max_step_percent: MaxStepPercent = MaxStepPercent()

@@ -243,7 +243,8 @@ class RolloutSpec(ApiModel):
 
     strategy: Annotated[RolloutStrategy, Later("rollout strategies", ready=("Auto",))] = RolloutStrategy.AUTO
     """Auto, Surge, DrainFirst or Recreate. Auto on CPU: a new pod is ready before an old one goes. Auto on GPU: an old
-    one goes first, since a new one may find no free GPU."""
+    one goes first, since a new one may find no free GPU; with one replica the service is away until the new one is
+    ready."""
     surge_stall_seconds: Annotated[Seconds, Later("rollout strategies")] = 120
     """Seconds without room for a new pod before Auto goes on with DrainFirst."""
     allow_downtime: Annotated[bool, Later("rollout strategies")] = False

@@ -62,7 +62,8 @@ class SLOStatus(StatusModel):
     queue_wait_p95_milliseconds: int | None = None
     """Wait before the first step, 95th percentile."""
     attainment_percent: int | None = None
-    """Share of good windows over slo.objectiveWindow."""
+    """Share of looks in the last hour, since the operator started at most, with every known signal inside its line.
+    Looks without enough traffic do not count."""
     kv_cache_percent: int | None = None
     """Share of KV-cache blocks in use, the fullest pod."""
 
@@ -74,7 +75,6 @@ class MetricsState(StrEnum):
     PARTIAL = "Partial"
     STALE = "Stale"
     ABSENT = "Absent"
-    INVALID = "Invalid"
 
 
 class MetricsStatus(StatusModel):
@@ -85,7 +85,7 @@ class MetricsStatus(StatusModel):
     expected_pods: int | None = None
     """Ready pods."""
     state: MetricsState | None = None
-    """Known, Partial, Stale, Absent or Invalid. Nothing is moved on anything but Known."""
+    """Known, Partial, Stale or Absent. Nothing is moved on anything but Known."""
 
 
 class StatusLimitsSource(StrEnum):
@@ -107,7 +107,7 @@ class LimitsStatus(StatusModel):
     in_sync_pods: int | None = None
     """Ready pods that report these limits under this epoch."""
     source: StatusLimitsSource | None = None
-    """Who set them: Spec, Retune, Revert or Lease."""
+    """Who set them: Spec or Retune. Revert and Lease are not written yet."""
     spec_generation: int | None = None
     """Generation whose spec.limits were taken over last; a newer one takes precedence over the tuner."""
     spec_hash: str | None = None
@@ -128,7 +128,7 @@ class RetuneState(StrEnum):
     INFEASIBLE = "Infeasible"
     """The SLO is missed, and no knob is left that may move."""
     DISABLED = "Disabled"
-    """Mode Off, or suspended."""
+    """Mode Off, suspended, or the spec is refused."""
     JUDGING = "Judging"
     """A settled move is compared with what was before."""
     COOLDOWN = "Cooldown"
@@ -165,20 +165,20 @@ class RetuneMove(StatusModel):
     applied: bool = False
     """False: mode Observe, nothing was sent to the pods."""
     verdict: Verdict | None = None
-    """What came of it."""
+    """What came of it: Pending, for now. Better, Neutral, Worse and Confounded are not written yet."""
 
 
 class RetuneStatus(StatusModel):
     """What the tuner does, or would do."""
 
     state: RetuneState | None = None
-    """Idle, Settling, Observing, Blind, Infeasible, Disabled, Judging, Cooldown or Frozen."""
+    """Idle, Settling, Observing, Blind, Infeasible or Disabled. Judging, Cooldown and Frozen are not written yet."""
     message: str | None = None
     """Why it stands where it does, in a sentence."""
     settle_until: Time | None = None
     """No move before this time."""
     forbidden: tuple[str, ...] | None = None
-    """Directions that are forbidden for a while, as in maxNumSeqs:raise."""
+    """Directions that are forbidden for a while, as in maxNumSeqs:raise. Not written yet."""
     proposal: RetuneMove | None = None
     """Mode Observe: what the tuner would do now. Absent: nothing."""
     history: Annotated[tuple[RetuneMove, ...] | None, Field(max_length=MAX_HISTORY)] = None
@@ -205,11 +205,11 @@ class RolloutStatus(StatusModel):
     stable_revision: str | None = None
     """The last revision whose pods were all ready."""
     effective_strategy: str | None = None
-    """Strategy of the rollout under way."""
+    """Strategy of the rollout under way. Not written yet."""
     step: str | None = None
-    """How far it is, as in 2/3."""
+    """How far a rollout is, as in 2/3: new pods that are ready over wanted ones. Absent: none is under way."""
     reason: str | None = None
-    """Why this strategy, or why it stands still."""
+    """Why this strategy, or why it stands still. Not written yet."""
 
 
 class FailuresStatus(StatusModel):
@@ -245,7 +245,7 @@ class LLMServiceStatus(StatusModel):
     endpoint: str | None = None
     """Base URL of the OpenAI API inside the cluster."""
     model: ModelStatus | None = None
-    """The model as it was resolved."""
+    """The model as it was resolved. Not written yet."""
     slo: SLOStatus | None = None
     """The signals when status was written last."""
     metrics: MetricsStatus | None = None
@@ -255,7 +255,7 @@ class LLMServiceStatus(StatusModel):
     retune: RetuneStatus | None = None
     """What the tuner does, or would do."""
     autoscaling: AutoscalingStatus | None = None
-    """What the autoscaler does, or would do."""
+    """What the autoscaler does, or would do. Not written yet."""
     rollout: RolloutStatus | None = None
     """The revision of the pods."""
     failures: FailuresStatus | None = None

@@ -19,7 +19,7 @@ from guidevane_operator.observe import Observer
 from guidevane_operator.pod_metrics import PodScraper
 from guidevane_operator.prometheus import PrometheusClient
 from guidevane_operator.reconcile import Reconciler
-from guidevane_operator.record import Directory
+from guidevane_operator.record import DEFAULT_LEASE_S, Directory
 from guidevane_operator.retune.executor import Tuner
 from guidevane_operator.settings import Settings
 from guidevane_operator.status_writer import StatusWriter
@@ -32,6 +32,11 @@ KIND_POLL_S = 2.0
 """Time between two looks for the CRD, seconds."""
 
 
+def open_session() -> aiohttp.ClientSession:
+    """Connections without a limit: pods that hang must not take those of other pods, nor those of Prometheus."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+
 class GuidevaneOperator:
     """Everything that runs in the operator's process, between start and close."""
 
@@ -42,7 +47,7 @@ class GuidevaneOperator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = Directory()
-        self._session = aiohttp.ClientSession()
+        self._session = open_session()
         self._kube = KubeClient(configuration, settings.api_timeout_seconds)
         recorder = EventRecorder(self._kube, clock)
         self.queue = WorkQueue(self._ensure, clock)
@@ -51,13 +56,13 @@ class GuidevaneOperator:
             recorder=recorder,
             clock=clock,
             min_interval_s=settings.status_seconds,
-            failures_of=lambda key: self.queue.consecutive_failures.get(key, 0),
+            failure_of=lambda key: self.queue.failures.get(key),
             ask_for_pass=self.queue.add,
             default_prometheus_url=settings.prometheus_url,
         )
         admin = AdminClient(self._session, settings.admin_timeout_seconds)
         prometheus = PrometheusClient(self._session, settings.prometheus_timeout_seconds)
-        self._recorder = recorder
+        self._settings, self._recorder = settings, recorder
         self._reconciler = Reconciler(self.directory, self._kube, admin, recorder, writer, settings.runtime_image)
         scraper = PodScraper(self._session, settings.prometheus_timeout_seconds)
         observer = Observer(self.directory, prometheus, scraper, clock, recorder, writer)
@@ -65,7 +70,7 @@ class GuidevaneOperator:
         keys = self.directory.__iter__
         self.loops = (
             Loop("resync", keys, lambda _: settings.resync_seconds, self._resync, clock),
-            Loop("drift", keys, lambda _: settings.drift_seconds, self._reconciler.renew, clock),
+            Loop("drift", keys, self._renew_period_s, self._reconciler.renew, clock),
             Loop("observe", keys, observer.period_s, observer.look, clock),
             Loop("retune", keys, tuner.period_s, tuner.look, clock),
         )
@@ -117,12 +122,17 @@ class GuidevaneOperator:
             self.queue.add(key)
 
     def see_pod(self, body: Manifest, service: str, gone: bool) -> None:
-        """A watch saw a pod of a service."""
+        """A watch saw a pod of a service; one whose label was changed is no pod of another any more."""
         key = ServiceKey(body["metadata"]["namespace"], service)
         record = self.directory.get(key)
+        pod = read_pod(body)
+        for other in self.directory.of_namespace(key.namespace):
+            if other is not record and pod.name in other.pods:
+                del other.pods[pod.name]
+                self.queue.add(other.key)
         if record is None:
             return
-        pod = read_pod(body)
+        record.num_sightings += 1
         if gone:
             if record.pods.get(pod.name, pod).uid == pod.uid:
                 record.pods.pop(pod.name, None)
@@ -139,6 +149,7 @@ class GuidevaneOperator:
         if record is None:
             return
         seen = None if gone else read_deployment(body)
+        record.num_sightings += 1
         if seen == record.deployment:
             return
         edited = seen is None or (record.deployment is not None and seen.generation != record.deployment.generation)
@@ -146,6 +157,12 @@ class GuidevaneOperator:
         if edited:
             record.applied.pop(("Deployment", service), None)
         self.queue.add(key)
+
+    def _renew_period_s(self, key: ServiceKey) -> float:
+        """Three times within a lease at least, however short it is."""
+        record = self.directory.get(key)
+        lease_s = record.lease_seconds if record else DEFAULT_LEASE_S
+        return min(self._settings.drift_seconds, lease_s / 3)
 
     async def _ensure(self, key: ServiceKey) -> None:
         await self._reconciler.ensure(key)

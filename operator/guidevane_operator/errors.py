@@ -5,6 +5,7 @@ OperatorError
 │   ├── NotFoundError   404
 │   └── ConflictError   409: somebody else wrote first
 ├── ForeignChildError   an object with a child's name exists and is not ours
+│   └── LeftoverChildError  it belonged to a deleted service of the same name and is on its way out
 ├── RetryLaterError     a pass has to be made again; nothing is broken
 └── SettingsError       the operator's own settings cannot be obeyed
 """
@@ -39,6 +40,10 @@ class ConflictError(KubeError):
 
 class ForeignChildError(OperatorError):
     """An object with a child's name exists, and this service does not own it: it is left alone."""
+
+
+class LeftoverChildError(ForeignChildError):
+    """The object belonged to a deleted LLMService of the same name: the garbage collector takes it away."""
 
 
 class RetryLaterError(OperatorError):

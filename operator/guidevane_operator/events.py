@@ -27,6 +27,7 @@ WARNINGS = frozenset(
     {
         EventReason.METRICS_LOST,
         EventReason.SLO_BREACHED,
+        EventReason.CONFLICTING_AUTOSCALER,
         EventReason.ADMIN_UNREACHABLE,
         EventReason.MODEL_NOT_FOUND,
         EventReason.SPEC_REFUSED,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guidevane_api.llmservice import REVISION_LABEL
+from guidevane_operator.kube import FIELD_MANAGER
 
 CONTAINER = "runtime"
 
@@ -41,10 +42,12 @@ class PodFacts:
     termination: Termination | None = None
     unschedulable: str = ""
     """The scheduler's sentence while the pod finds no node."""
+    admin_port: int = 0
+    """Its own: a pod of an older revision may have another than the spec says. 0 if the pod names none."""
 
     @property
     def can_be_patched(self) -> bool:
-        """The admin port answers: the pod is ready, or draining its last requests."""
+        """The admin port should answer: the pod is ready and stays."""
         return bool(self.ip) and self.ready and not self.terminating
 
     @property
@@ -65,6 +68,8 @@ class DeploymentFacts:
     progress_deadline_exceeded: bool
     replica_failure: str
     """Message of the ReplicaFailure condition, for instance a quota or an admission refusal."""
+    scaled_by: str = ""
+    """Field manager, other than ours, that owns spec.replicas."""
 
 
 def read_pod(body: Mapping[str, Any]) -> PodFacts:
@@ -90,7 +95,20 @@ def read_pod(body: Mapping[str, Any]) -> PodFacts:
         waiting_message=waiting.get("message") or "",
         termination=_termination(container),
         unschedulable=(scheduled.get("message") or "no node fits") if unschedulable else "",
+        admin_port=_admin_port(body.get("spec") or {}),
     )
+
+
+def _admin_port(spec: Mapping[str, Any]) -> int:
+    """The port that the runtime container calls admin."""
+    ports = [
+        int(port["containerPort"])
+        for container in spec.get("containers") or ()
+        if container.get("name") == CONTAINER
+        for port in container.get("ports") or ()
+        if port.get("name") == "admin"
+    ]
+    return ports[0] if ports else 0
 
 
 def _termination(container: Mapping[str, Any]) -> Termination | None:
@@ -117,4 +135,12 @@ def read_deployment(body: Mapping[str, Any]) -> DeploymentFacts:
         updated_replicas=int(status.get("updatedReplicas") or 0),
         progress_deadline_exceeded=progressing.get("reason") == "ProgressDeadlineExceeded",
         replica_failure=(failure.get("message") or "") if failure.get("status") == "True" else "",
+        scaled_by=next((m for m in map(_owner_of_replicas, meta.get("managedFields") or ()) if m), ""),
     )
+
+
+def _owner_of_replicas(entry: Mapping[str, Any]) -> str:
+    """The manager in an entry of managedFields, if it owns spec.replicas and is not us."""
+    owns = "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    manager = str(entry.get("manager") or "")
+    return manager if owns and manager != FIELD_MANAGER else ""

@@ -2,16 +2,30 @@
 
 Only `on.event` handlers: kopf then writes nothing itself, neither annotations nor finalizers, so a service is never
 stuck on an operator that is gone, and no refused PATCH can end a loop. create, update, resume and delete all arrive
-here as events and lead to the same level-triggered pass.
+here as events and lead to the same level-triggered pass. Every handler is a coroutine: kopf runs plain functions in
+threads, and what they touch belongs to the event loop.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import kopf
 
 from guidevane_api.llmservice import GROUP, NAME_LABEL, PLURAL, VERSION
 from guidevane_operator.app import GuidevaneOperator
+
+BACKOFFS_S = (1, 1, 2, 3, 5, 8, 13, 21)
+"""Pauses between two tries to list or watch, seconds; the last one again and again."""
+
+
+class Backoffs:
+    """BACKOFFS_S without an end: when they are used up, as in an outage of a minute, kopf ends the whole operator."""
+
+    def __iter__(self) -> Iterator[float]:
+        """A new series for each request."""
+        yield from BACKOFFS_S
+        while True:
+            yield BACKOFFS_S[-1]
 
 
 def build_registry(start: Callable[[], Awaitable[GuidevaneOperator]]) -> kopf.OperatorRegistry:
@@ -20,7 +34,7 @@ def build_registry(start: Callable[[], Awaitable[GuidevaneOperator]]) -> kopf.Op
     running: list[GuidevaneOperator] = []
 
     @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
@@ -36,19 +50,19 @@ def build_registry(start: Callable[[], Awaitable[GuidevaneOperator]]) -> kopf.Op
             await running.pop().close()
 
     @kopf.on.probe(registry=registry, id="loops")
-    def loops(**_: Any) -> str:
+    async def loops(**_: Any) -> str:
         return probe(running)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    def service_seen(event: kopf.RawEvent, **_: Any) -> None:
+    async def service_seen(event: kopf.RawEvent, **_: Any) -> None:
         running[0].see_service(dict(event["object"]), gone=event["type"] == "DELETED")
 
     @kopf.on.event("", "v1", "pods", labels={NAME_LABEL: kopf.PRESENT}, registry=registry)
-    def pod_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
+    async def pod_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
         running[0].see_pod(dict(event["object"]), labels[NAME_LABEL], gone=event["type"] == "DELETED")
 
     @kopf.on.event("apps", "v1", "deployments", labels={NAME_LABEL: kopf.PRESENT}, registry=registry)
-    def deployment_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
+    async def deployment_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
         running[0].see_deployment(dict(event["object"]), labels[NAME_LABEL], gone=event["type"] == "DELETED")
 
     return registry
@@ -57,7 +71,7 @@ def build_registry(start: Callable[[], Awaitable[GuidevaneOperator]]) -> kopf.Op
 def probe(running: list[GuidevaneOperator]) -> str:
     """What /healthz says; raises, which makes it 500, if a loop is dead: then a restart helps."""
     if not running:
-        raise kopf.PermanentError("the operator has not started yet")
+        return "waiting for the API server, or for the CRD"
     faults = running[0].faults()
     if faults:
         raise kopf.PermanentError("; ".join(f"{name} {why}" for name, why in sorted(faults.items())))
@@ -74,4 +88,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = Backoffs()
     settings.queueing.worker_limit = 20
+    # The API server selects: pods of others cost nothing, and one that loses the label is told as gone.
+    for kind in (("", "v1", "pods"), ("apps", "v1", "deployments")):
+        settings.watching.label_selectors[kind] = NAME_LABEL

@@ -115,11 +115,16 @@ class KubeClient:
         except NotFoundError:
             logger.debug("nothing to delete", extra={"kind": kind, "service": key.name})
 
-    async def patch_status(self, key: ServiceKey, status: Mapping[str, Any], resource_version: str = "") -> Manifest:
-        """Merge `status` into the object's own; with a resource version, 409 if somebody wrote since."""
-        body: Manifest = {"status": status}
+    async def patch_status(
+        self, key: ServiceKey, status: Mapping[str, Any], uid: str, resource_version: str = ""
+    ) -> Manifest:
+        """Merge `status` into the object's own, if it is still the object with this UID.
+
+        With a resource version, 409 if somebody wrote since.
+        """
+        body: Manifest = {"metadata": {"uid": uid}, "status": status}
         if resource_version:
-            body["metadata"] = {"resourceVersion": resource_version}
+            body["metadata"]["resourceVersion"] = resource_version
         path = LLM_SERVICES.path(key.namespace, key.name, "status") + f"?fieldManager={FIELD_MANAGER}"
         return await self._call("PATCH", path, body, MERGE_PATCH)
 

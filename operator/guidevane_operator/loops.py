@@ -9,8 +9,9 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
-from guidevane_operator.errors import RetryLaterError
+from guidevane_operator.errors import OperatorError, RetryLaterError
 from guidevane_operator.kube import ServiceKey
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,17 @@ class Pulse:
             return f"last ticked {now - self.ticked_at:.0f} s ago, limit {max_age_s:.0f} s"
         hung = [key for key, since in self.started.items() if now - since > HUNG_S]
         return f"hangs in {hung[0].namespace}/{hung[0].name}" if hung else None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Passes over one service that failed in a row."""
+
+    consecutive: int
+    message: str
+    """What the last one said."""
+    retry_at: datetime
+    """Wall clock, for display only."""
 
 
 class Loop:
@@ -105,6 +117,10 @@ class Loop:
         """One visit that cannot end the loop."""
         try:
             await self._visit(key)
+        except OperatorError as error:
+            self.pulse.failures += 1
+            extra = {"loop": self.name, "namespace": key.namespace, "service": key.name}
+            logger.warning("loop failed: %s", error, extra=extra)
         except Exception:
             self.pulse.failures += 1
             logger.exception("loop failed", extra={"loop": self.name, "namespace": key.namespace, "service": key.name})
@@ -119,7 +135,7 @@ class WorkQueue:
 
     def __init__(self, visit: Visit, clock: Clock, num_workers: int = 4, tick_s: float = 1.0) -> None:
         self.pulse = Pulse(clock)
-        self.consecutive_failures: dict[ServiceKey, int] = {}
+        self.failures: dict[ServiceKey, Failure] = {}
         self._visit, self._clock, self._num_workers, self._tick_s = visit, clock, num_workers, tick_s
         self._ready: dict[ServiceKey, None] = {}
         self._wake = asyncio.Event()
@@ -133,7 +149,7 @@ class WorkQueue:
     def forget(self, key: ServiceKey) -> None:
         """The service is gone."""
         self._ready.pop(key, None)
-        self.consecutive_failures.pop(key, None)
+        self.failures.pop(key, None)
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -173,26 +189,27 @@ class WorkQueue:
         self.pulse.started[key] = self._clock()
         try:
             await self._visit(key)
-            self.consecutive_failures.pop(key, None)
-        except RetryLaterError as reason:
-            failed = self.consecutive_failures[key] = self.consecutive_failures.get(key, 0) + 1
-            logger.info("again: %s", reason, extra={"namespace": key.namespace, "service": key.name})
-            self._later(key, _backoff_s(failed))
-        except Exception:
-            failed = self.consecutive_failures[key] = self.consecutive_failures.get(key, 0) + 1
+            self.failures.pop(key, None)
+        except OperatorError as error:
+            level = logging.INFO if isinstance(error, RetryLaterError) else logging.WARNING
+            logger.log(level, "again: %s", error, extra={"namespace": key.namespace, "service": key.name})
+            self._later(key, error)
+        except Exception as error:
             self.pulse.failures += 1
-            delay_s = _backoff_s(failed)
-            logger.exception(
-                "reconcile failed",
-                extra={"namespace": key.namespace, "service": key.name, "failed": failed, "retry_s": delay_s},
-            )
-            self._later(key, delay_s)
+            logger.exception("reconcile failed", extra={"namespace": key.namespace, "service": key.name})
+            self._later(key, error)
         finally:
             self.pulse.started.pop(key, None)
             if key in self._ready:
                 self._wake.set()
 
-    def _later(self, key: ServiceKey, delay_s: float) -> None:
+    def _later(self, key: ServiceKey, error: Exception) -> None:
+        """Note the failure, and come back when its pause is over."""
+        before = self.failures.get(key)
+        consecutive = before.consecutive + 1 if before else 1
+        delay_s = _backoff_s(consecutive)
+        message = str(error) or type(error).__name__
+        self.failures[key] = Failure(consecutive, message, datetime.now(UTC) + timedelta(seconds=delay_s))
         previous = self._timers.pop(key, None)
         if previous:
             previous.cancel()

@@ -44,8 +44,10 @@ class Observer:
             return
         signals = await self._read(record)
         async with record.lock:
+            if record.is_gone:
+                return
             before, after = record.history.observe(signals)
-            self._count_breaches(record, signals)
+            self._judge(record, signals)
             await self._announce(record, before, after)
             await self.writer.write(record)
 
@@ -64,11 +66,10 @@ class Observer:
             return await self.prometheus.observe(url, target)
         return await self.scraper.observe(record.rings, addresses, record.spec.engine.port, target, self.clock())
 
-    def _count_breaches(self, record: ServiceRecord, signals: Signals) -> None:
-        """Looks in a row that saw the SLO missed."""
+    def _judge(self, record: ServiceRecord, signals: Signals) -> None:
+        """One more verdict on the SLO."""
         ratios = slo_ratios(self.writer.facts(record), signals)
-        missed = any(ratio > 1 for ratio in ratios.values())
-        record.slo_breaches = record.slo_breaches + 1 if missed else 0
+        record.slo.look(all(ratio <= 1 for ratio in ratios.values()) if ratios else None, self.clock())
 
     async def _announce(self, record: ServiceRecord, before: MetricsState, after: MetricsState) -> None:
         """One event when sight is lost, one when it is back."""

@@ -4,11 +4,15 @@ import asyncio
 from dataclasses import dataclass, field
 
 from guidevane_api.admin import LimitsPatch
-from guidevane_api.limits import PartialLimits
+from guidevane_api.limits import Envelope, PartialLimits, SchedulerLimits
+from guidevane_api.spec_serving import EngineSpec
 from guidevane_operator.admin_client import Accepted, AdminClient, Fenced, PushResult, Refused, Unreachable
 from guidevane_operator.facts import PodFacts
 from guidevane_operator.limits_plan import obeys, outgoing
 from guidevane_operator.record import Ack, ServiceRecord
+
+DEFAULT_ADMIN_PORT = EngineSpec().admin_port
+"""Admin port of a pod that names none, under a spec that cannot be read."""
 
 
 @dataclass
@@ -27,21 +31,21 @@ async def push_limits(record: ServiceRecord, admin: AdminClient, renew: bool = F
     All pods are asked at once: one that hangs costs the others nothing.
     """
     outcome = PushOutcome()
-    spec, desired = record.spec, record.desired
-    if spec is None or desired is None or not record.token:
+    desired = record.desired
+    if desired is None or not record.token:
         return outcome
     ready = record.ready_pods()
-    record.acks = {pod.name: record.acks[pod.name] for pod in ready if pod.name in record.acks}
+    record.acks = {name: ack for name, ack in record.acks.items() if name in record.pods}
     in_sync = set(record.pods_in_sync())
     due = [pod for pod in ready if renew or pod.name not in in_sync]
     patch = LimitsPatch(
         epoch=desired.epoch,
-        limits=outgoing(desired.limits, spec.limits, spec.envelope),
-        lease_seconds=spec.retune.lease_seconds,
+        limits=_asked(record, desired.limits),
+        lease_seconds=record.lease_seconds,
         source=desired.source,
     )
-    port, token = spec.engine.admin_port, record.token
-    results = await asyncio.gather(*(admin.patch(pod.ip, port, token, patch) for pod in due))
+    port, token = record.spec.engine.admin_port if record.spec else DEFAULT_ADMIN_PORT, record.token
+    results = await asyncio.gather(*(admin.patch(pod.ip, pod.admin_port or port, token, patch) for pod in due))
     for pod, result in zip(due, results, strict=True):
         before = record.acks.get(pod.name)
         ack = _ack(pod, patch.limits, desired.epoch, result, before)
@@ -53,6 +57,13 @@ async def push_limits(record: ServiceRecord, admin: AdminClient, renew: bool = F
         if _was_lost(before, ack):
             outcome.corrected.append(pod.name)
     return outcome
+
+
+def _asked(record: ServiceRecord, limits: SchedulerLimits) -> PartialLimits:
+    """What is sent. Without an accepted spec, lengths are left as the pod has them: nobody says whose they are."""
+    if record.spec is None:
+        return outgoing(limits, PartialLimits(), Envelope(max_model_len=0))
+    return outgoing(limits, record.spec.limits, record.spec.envelope)
 
 
 def _ack(pod: PodFacts, asked: PartialLimits, epoch: int, result: PushResult, before: Ack | None) -> Ack:

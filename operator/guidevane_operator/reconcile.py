@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from guidevane_api.admin import LimitsSource
 from guidevane_api.conditions import EventReason
 from guidevane_api.limits import SchedulerLimits
-from guidevane_api.llmservice import NAME_LABEL, RESTART_ANNOTATION
+from guidevane_api.llmservice import KIND, NAME_LABEL, RESTART_ANNOTATION
 from guidevane_operator import acceptance
 from guidevane_operator.admin_client import AdminClient, Unreachable
 from guidevane_operator.children import PDB_KIND, RenderContext, render, revision_of, wants_pdb
 from guidevane_operator.children.context import TOKEN_KEY
-from guidevane_operator.errors import ForeignChildError, KubeError, RetryLaterError
+from guidevane_operator.errors import ForeignChildError, KubeError, LeftoverChildError, RetryLaterError
 from guidevane_operator.events import EventRecorder
 from guidevane_operator.facts import read_deployment, read_pod
 from guidevane_operator.kube import DEPLOYMENTS, LLM_SERVICES, PODS, RESOURCES, KubeClient, Manifest, ServiceKey
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 TOKEN_BYTES = 32
 MAX_DECISIONS = 3
-"""Tries to persist limits while others write the same object."""
+"""Tries to read, or to persist limits, while others write the same objects."""
 PERMANENT = range(400, 500)
 """Statuses with which the API server says that the object itself is at fault."""
 TRANSIENT = (404, 408, 409, 429)
@@ -62,10 +62,11 @@ class Reconciler:
         if record is None:
             return
         async with record.lock:
-            if record.needs_refresh and not await self._refresh(record):
+            if record.is_gone or (record.needs_refresh and not await self._refresh(record)):
                 return
             record.dealt_with = record.asked
             if record.deleting:
+                record.observed_generation = record.generation
                 await self.writer.write(record)
                 return
             await self._accept(record)
@@ -77,9 +78,12 @@ class Reconciler:
             self._ask_for_another_pass(record)
 
     async def renew(self, key: ServiceKey) -> None:
-        """Renew the leases of all pods; a pod that lost its limits gets them again."""
+        """Renew the leases of all pods; a pod that lost its limits gets them again.
+
+        Also while the API server is away: what stands is renewed until somebody says otherwise.
+        """
         record = self.directory.get(key)
-        if record is None or record.needs_refresh:
+        if record is None or record.desired is None:
             return
         async with record.lock:
             if record.paused or record.deleting:
@@ -95,26 +99,43 @@ class Reconciler:
 
     async def _refresh(self, record: ServiceRecord) -> bool:
         """Read the object, its pods and its Deployment; False if the object is gone."""
+        held = record.body
         body = await self.kube.try_get(LLM_SERVICES, record.key)
         if body is None:
             self.directory.drop(record.key)
             self.recorder.forget(record.key)
             return False
-        record.take_body(body)
-        pods = await self.kube.list_labelled(PODS, record.key.namespace, NAME_LABEL, record.key.name)
-        record.pods = {pod.name: pod for pod in map(read_pod, pods)}
-        deployment = await self.kube.try_get(DEPLOYMENTS, record.key)
-        record.deployment = read_deployment(deployment) if deployment else None
+        if body["metadata"].get("uid") != record.body["metadata"].get("uid"):
+            self.directory.put(body)  # deleted and made again: the new one starts afresh
+            self.writer.ask_for_pass(record.key)
+            return False
+        if record.body is held:
+            record.body = body  # whatever its version says: a restored etcd counts from an earlier one
+        else:
+            record.take_body(body)
+        await self._look(record)
         record.applied.clear()
-        record.token = ""
-        await self._load_token(record)
+        # Without a Secret the token stays as it was: pods know no other.
+        record.token = await self._read_token(record.key) or record.token
         record.desired = _newest(record.desired, persisted_limits(record))
         record.revision = record.revision or ((record.status.rollout and record.status.rollout.revision) or "")
         record.needs_refresh = False
         return True
 
+    async def _look(self, record: ServiceRecord) -> None:
+        """Read the pods and the Deployment; once more if watches brought news meanwhile, which may be newer."""
+        for _ in range(MAX_DECISIONS):
+            seen = record.num_sightings
+            pods = await self.kube.list_labelled(PODS, record.key.namespace, NAME_LABEL, record.key.name)
+            deployment = await self.kube.try_get(DEPLOYMENTS, record.key)
+            if record.num_sightings == seen:
+                break
+        record.pods = {pod.name: pod for pod in map(read_pod, pods)}
+        record.deployment = read_deployment(deployment) if deployment else None
+
     async def _accept(self, record: ServiceRecord) -> None:
         """Take over the spec if every field of it is in effect; else say so and keep what runs."""
+        record.observed_generation = record.generation
         verdict = acceptance.accept(dict(record.body.get("spec") or {}))
         if isinstance(verdict, acceptance.Accepted):
             record.spec, record.refused, record.refused_reason = verdict.spec, "", ""
@@ -136,7 +157,8 @@ class Reconciler:
                 _log_change(record.key, previous, desired)
                 record.announce_limits = previous is not None
                 return
-            await self._refresh(record)
+            if not await self._refresh(record):
+                raise RetryLaterError(f"{record.key.name} was deleted meanwhile")
             record.dealt_with = record.asked
             await self._accept(record)
         raise RetryLaterError(f"status of {record.key.name} is written by somebody else all the time")
@@ -147,11 +169,15 @@ class Reconciler:
             return
         context = await self._context(record)
         record.revision = revision_of(context)
+        before = record.child_error
+        await self._tell_of_scaling(record)
         try:
             for manifest in render(context):
                 await self._apply(record, manifest)
             if not wants_pdb(context):
                 await self._withdraw(record, PDB_KIND)
+        except LeftoverChildError as error:
+            record.child_error = before = str(error)  # nobody has to do anything
         except ForeignChildError as error:
             record.child_error = str(error)
         except KubeError as error:
@@ -160,6 +186,19 @@ class Reconciler:
             record.child_error = str(error)
         else:
             record.child_error = ""
+        if record.child_error not in ("", before):
+            await self.recorder.post(record.body, EventReason.CHILD_REFUSED, record.child_error)
+
+    async def _tell_of_scaling(self, record: ServiceRecord) -> None:
+        """Say who scaled the Deployment, which is about to be undone: only spec.replicas has a say."""
+        found, wanted = record.deployment, record.wanted_replicas
+        if found is None or not found.scaled_by or found.replicas == wanted:
+            return
+        note = (
+            f"Deployment {record.key.name} was scaled to {found.replicas} by {found.scaled_by} and goes back to"
+            f" {wanted}; scale the LLMService instead: its spec.replicas decides, and it has a scale subresource"
+        )
+        await self.recorder.post(record.body, EventReason.CONFLICTING_AUTOSCALER, note)
 
     async def _apply(self, record: ServiceRecord, manifest: Manifest) -> None:
         """Apply one child unless it was applied just so."""
@@ -187,6 +226,8 @@ class Reconciler:
         found = await self.kube.try_get(RESOURCES[kind], ServiceKey(record.key.namespace, name))
         owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
         if found is not None and record.body["metadata"].get("uid") not in [owner.get("uid") for owner in owners]:
+            if any(owner.get("kind") == KIND and owner.get("name") == record.key.name for owner in owners):
+                raise LeftoverChildError(f"waiting until {kind} {name} of the deleted LLMService of this name is gone")
             raise ForeignChildError(
                 f"{kind} {name} exists and is not of this LLMService; delete it, or give the LLMService another name"
             )
@@ -208,12 +249,14 @@ class Reconciler:
 
     async def _load_token(self, record: ServiceRecord) -> None:
         """Read the admin token unless it is known: made once, it is never rotated by applying again."""
-        if record.token:
-            return
-        name = ServiceKey(record.key.namespace, f"{record.key.name}-admin")
-        secret = await self.kube.try_get(RESOURCES["Secret"], name)
+        record.token = record.token or await self._read_token(record.key)
+
+    async def _read_token(self, key: ServiceKey) -> str:
+        """The token in the Secret; empty if there is none, or one that no HTTP header can carry."""
+        secret = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(key.namespace, f"{key.name}-admin"))
         encoded = ((secret or {}).get("data") or {}).get(TOKEN_KEY, "")
-        record.token = base64.b64decode(encoded).decode().strip()
+        token = base64.b64decode(encoded).decode("ascii", "replace").strip()
+        return token if token.isascii() and token.isprintable() else ""
 
     async def _push(self, record: ServiceRecord, renew: bool = False) -> None:
         """Bring the limits to the pods; outrun a pod that has seen a later epoch, if nobody else wrote it."""
@@ -228,7 +271,8 @@ class Reconciler:
 
     async def _outrun(self, record: ServiceRecord, epoch: int) -> bool:
         """A pod holds a later epoch: adopt it if it is in status, else status was lost, and we go above it."""
-        await self._refresh(record)
+        if not await self._refresh(record):
+            return False
         desired = record.desired
         if desired is None:
             return False
@@ -246,18 +290,21 @@ class Reconciler:
             if desired.source is LimitsSource.SPEC:
                 note = f"new spec.limits are effective on {len(ready)} pods, epoch {desired.epoch}"
                 await self.recorder.post(record.body, EventReason.LIMITS_CHANGED, note)
-        for pod in ready:
-            ack = record.acks.get(pod.name)
-            # Limits are obeyed between two steps, and a long step outlasts one timeout: twice is silence.
-            if ack is not None and isinstance(ack.result, Unreachable) and ack.silences >= SILENT:
-                note = f"pod {pod.name}: {ack.result.message}"
-                await self.recorder.post(record.body, EventReason.ADMIN_UNREACHABLE, note, pod.name)
+        acks = {pod.name: record.acks[pod.name] for pod in ready if pod.name in record.acks}
+        # Limits are obeyed between two steps, and a long step outlasts one timeout: twice is silence.
+        silent = {name: ack for name, ack in acks.items() if ack.silences >= SILENT}
+        told, record.told_silent = record.told_silent, frozenset(silent)
+        for name in sorted(silent.keys() - told):
+            result = silent[name].result
+            note = f"pod {name}: {result.message if isinstance(result, Unreachable) else 'no answer'}"
+            await self.recorder.post(record.body, EventReason.ADMIN_UNREACHABLE, note, name)
 
     def _ask_for_another_pass(self, record: ServiceRecord) -> None:
         """An admin port that does not answer is asked again soon, not at the next renewal."""
         if record.child_error:
             raise RetryLaterError(f"a child was refused: {record.child_error}")
-        silent = [name for name, ack in record.acks.items() if isinstance(ack.result, Unreachable)]
+        ready = {pod.name for pod in record.ready_pods()}
+        silent = [name for name in ready & record.acks.keys() if isinstance(record.acks[name].result, Unreachable)]
         if silent and not record.paused:
             raise RetryLaterError(f"admin port of {', '.join(sorted(silent))} does not answer")
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from guidevane_api.llmservice import PAUSED_ANNOTATION, LLMServiceSpec
+from guidevane_api.spec_control import RetuneSpec
 from guidevane_api.status import LLMServiceStatus
 from guidevane_operator.admin_client import PushResult
 from guidevane_operator.facts import DeploymentFacts, PodFacts
@@ -19,6 +20,10 @@ from guidevane_operator.limits_plan import DesiredLimits
 from guidevane_operator.pod_metrics import PodRing
 from guidevane_operator.retune.snapshot import LastMove, Rule
 from guidevane_operator.signals import SignalHistory
+from guidevane_operator.slo_history import SLOHistory
+
+DEFAULT_LEASE_S = RetuneSpec().lease_seconds
+"""Lease of limits that stand under a spec that cannot be read, seconds."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,12 @@ class ServiceRecord:
 
     dealt_with: tuple[object, ...] | None = None
     """What was asked for when the newest pass began."""
+    observed_generation: int = 0
+    """Generation of the spec that the newest pass took over or refused: a newer one was only seen so far."""
+    num_sightings: int = 0
+    """Pods and Deployments that watches brought so far: a list that was asked for before is older than they are."""
+    is_gone: bool = False
+    """Another object, or none, has this name now: nothing is written for this one any more."""
 
     spec: LLMServiceSpec | None = None
     """The newest spec that was accepted, None before the first."""
@@ -76,17 +87,28 @@ class ServiceRecord:
     """By pod name."""
     announce_limits: bool = False
     """New spec.limits are on their way; say so once they are everywhere."""
+    told_silent: frozenset[str] = frozenset()
+    """Pods whose silent admin port was told."""
 
     history: SignalHistory = field(default_factory=SignalHistory)
     rings: dict[str, PodRing] = field(default_factory=dict)
     """Scrapes of the pods, by name, where there is no Prometheus."""
     metrics_lost: bool = False
     """Sight was lost and this was told; the next sight is told too."""
-    slo_breaches: int = 0
+    slo: SLOHistory = field(default_factory=SLOHistory)
+    slo_missed: bool = False
+    """A missed SLO was told; its return is told too."""
+    unready_since_s: float | None = None
+    """Since when too few pods are ready, monotonic seconds; None while enough are."""
     tuner: TunerMemory = field(default_factory=TunerMemory)
 
     last_status_at: float | None = None
     """When status was written last, monotonic seconds."""
+
+    @property
+    def uid(self) -> str:
+        """UID of the object."""
+        return str(self.body["metadata"].get("uid", ""))
 
     @property
     def generation(self) -> int:
@@ -101,8 +123,8 @@ class ServiceRecord:
 
     @property
     def deleting(self) -> bool:
-        """The service is on its way out; its children go with it."""
-        return bool(self.body["metadata"].get("deletionTimestamp"))
+        """The service is on its way out, or gone; its children go with it."""
+        return self.is_gone or bool(self.body["metadata"].get("deletionTimestamp"))
 
     @property
     def paused(self) -> bool:
@@ -111,8 +133,15 @@ class ServiceRecord:
 
     @property
     def wanted_replicas(self) -> int:
-        """Pods that should exist."""
-        return 0 if self.spec is None or self.spec.suspend else self.spec.replicas
+        """Pods that should exist: as many as stand while no spec was accepted."""
+        if self.spec is None:
+            return self.deployment.replicas if self.deployment else 0
+        return 0 if self.spec.suspend else self.spec.replicas
+
+    @property
+    def lease_seconds(self) -> int:
+        """How long limits hold without a renewal."""
+        return self.spec.retune.lease_seconds if self.spec else DEFAULT_LEASE_S
 
     @property
     def status(self) -> LLMServiceStatus:
@@ -161,6 +190,10 @@ class Directory:
         """The keys of all services."""
         return iter(list(self._records))
 
+    def of_namespace(self, namespace: str) -> list[ServiceRecord]:
+        """The records of one namespace."""
+        return [record for key, record in self._records.items() if key.namespace == namespace]
+
     def get(self, key: ServiceKey) -> ServiceRecord | None:
         """The record, if the service is known."""
         return self._records.get(key)
@@ -171,11 +204,14 @@ class Directory:
         key = ServiceKey(meta["namespace"], meta["name"])
         record = self._records.get(key)
         if record is None or record.body["metadata"].get("uid") != meta.get("uid"):
+            self.drop(key)
             record = self._records[key] = ServiceRecord(key, body)
         else:
             record.take_body(body)
         return record
 
     def drop(self, key: ServiceKey) -> None:
-        """The service is gone."""
-        self._records.pop(key, None)
+        """The service is gone; a visit that is under way ends without a write."""
+        record = self._records.pop(key, None)
+        if record is not None:
+            record.is_gone = True

@@ -110,6 +110,18 @@ def test_nothing_changes_when_it_looks_again(operator: Running) -> None:
     after = operator.server.request("GET", deployment).body["metadata"]["generation"]
     assert after == generation + 2, "one for the scaling by hand, one for taking it back"
     assert int(operator.server.request("GET", PATH).body["metadata"]["resourceVersion"]) > int(before)
+    events = ("get", "events", "-n", NAMESPACE)
+    operator.until("an event says who scaled", lambda: "scaled to 5 by kubectl" in operator.kubectl(*events))
+
+
+def test_a_label_taken_from_the_deployment_is_back_at_once(operator: Running) -> None:
+    deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/chat"
+    operator.kubectl("label", "deployment", "chat", "-n", NAMESPACE, "guidevane.dev/name-")
+
+    def labels() -> dict[str, str]:
+        return dict(operator.server.request("GET", deployment).body["metadata"]["labels"])
+
+    operator.until("the label is back", lambda: labels().get("guidevane.dev/name") == "chat")
 
 
 def test_a_changed_spec_is_taken_over_and_the_budget_goes(operator: Running) -> None:
@@ -155,6 +167,8 @@ def test_a_pod_that_cannot_load_its_model_is_seen(operator: Running) -> None:
     assert patched.code == 200, patched.message
     operator.until("status says so", lambda: operator.status().get("reason") == "ModelNotFound")
     assert "/models/tiny does not exist" in operator.condition("Ready")["message"]
+    operator.kubectl("label", "pod", "chat-x", "-n", NAMESPACE, "guidevane.dev/name-")
+    operator.until("the pod is no pod of the service", lambda: operator.status().get("replicas") == 0)
 
 
 def test_the_operator_is_healthy_and_was_never_forbidden_anything(operator: Running) -> None:
@@ -195,3 +209,12 @@ def test_the_operator_may_not(operator: Running, verb_and_resource: tuple[str, s
 def test_deleting_a_service_ends_without_the_operator_doing_anything(operator: Running) -> None:
     operator.kubectl("delete", "llm", "chat", "-n", NAMESPACE, "--timeout=10s")
     assert operator.server.request("GET", PATH).code == 404
+
+
+def test_a_service_made_again_starts_afresh_and_waits_for_what_is_left(operator: Running) -> None:
+    operator.kubectl("apply", "-f", "-", stdin=SERVICE)
+    left = "of the deleted LLMService"  # no garbage collector runs here
+    operator.until("it waits", lambda: left in operator.condition("Progressing").get("message", ""))
+    assert operator.status()["limits"]["epoch"] == 1
+    operator.kubectl("delete", "-n", NAMESPACE, "deployment,svc,cm,secret,sa,pdb", "-l", "guidevane.dev/name=chat")
+    operator.until("its children are made", lambda: operator.condition("Progressing").get("reason") == "Progressing")

@@ -68,11 +68,16 @@ class Tuner:
     async def look(self, key: ServiceKey) -> None:
         """Decide, and act as far as the mode lets it."""
         record = self.directory.get(key)
-        if record is None or record.needs_refresh or record.deleting:
+        if record is None or record.needs_refresh:
             return
         async with record.lock:
+            if record.deleting:
+                return
             spec, desired = record.spec, record.desired
-            if spec is None or desired is None or record.refused:
+            if record.refused:
+                await self.writer.write(record, RetuneStatus(state=RetuneState.DISABLED, history=_history(record)))
+                return
+            if spec is None or desired is None:
                 return
             if spec.retune.mode is RetuneMode.OFF or not record.wanted_replicas:
                 await self.writer.write(record, RetuneStatus(state=RetuneState.DISABLED, history=_history(record)))

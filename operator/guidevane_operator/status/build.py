@@ -45,8 +45,8 @@ def build_status(facts: StatusFacts) -> LLMServiceStatus:
         ),
         limits=_limits(facts),
         retune=facts.previous.retune,
-        rollout=RolloutStatus(revision=facts.revision or None),
-        failures=FailuresStatus(consecutive=facts.failures) if facts.failures else None,
+        rollout=_rollout(facts),
+        failures=_failures(facts),
         conditions=_conditions(facts, ready),
     )
 
@@ -86,6 +86,26 @@ def _endpoint(facts: StatusFacts) -> str | None:
     return f"http://{facts.key.name}.{facts.key.namespace}.svc:{facts.spec.engine.port}/v1"
 
 
+def _failures(facts: StatusFacts) -> FailuresStatus | None:
+    failure = facts.failure
+    if failure is None:
+        return None
+    return FailuresStatus(
+        consecutive=failure.consecutive, next_retry_time=rfc3339(failure.retry_at), message=failure.message[:1024]
+    )
+
+
+def _rollout(facts: StatusFacts) -> RolloutStatus:
+    """The revision asked for, the last one that was there in full, and how far it is from one to the other."""
+    before = facts.previous.rollout
+    stable, step = before.stable_revision if before else None, None
+    if facts.wanted_replicas and readiness.is_complete(facts):
+        stable = facts.revision
+    elif stable and facts.wanted_replicas and {facts.revision} != {stable, *(pod.revision for pod in facts.alive)}:
+        step = f"{facts.updated_ready}/{facts.wanted_replicas}"
+    return RolloutStatus(revision=facts.revision or None, stable_revision=stable or None, step=step)
+
+
 def _slo(facts: StatusFacts) -> SLOStatus:
     """The known signals, rounded: status is no time series."""
     signals = facts.signals
@@ -95,6 +115,7 @@ def _slo(facts: StatusFacts) -> SLOStatus:
         itl_p95_milliseconds=_rounded(signals.itl_p95_ms),
         itl_p99_milliseconds=_rounded(signals.itl_p99_ms),
         queue_wait_p95_milliseconds=_rounded(signals.queue_wait_p95_ms),
+        attainment_percent=facts.attainment_percent,
         kv_cache_percent=None if kv is None else 5 * round(kv / 5),
     )
 

@@ -7,10 +7,7 @@ from guidevane_operator.admin_client import Fenced, Refused, Unreachable
 from guidevane_operator.retune.setup import targets_of
 from guidevane_operator.signals import Invalid, Signals, known_value
 from guidevane_operator.status.facts import StatusFacts
-from guidevane_operator.status.readiness import FALSE, TRUE, UNKNOWN, Finding
-
-BREACHES = 2
-"""Looks in a row that must miss the SLO before the condition says so."""
+from guidevane_operator.status.readiness import FALSE, PAUSED, TRUE, UNKNOWN, Finding
 
 
 def spec_accepted(facts: StatusFacts) -> Finding:
@@ -68,7 +65,7 @@ def slo_met(facts: StatusFacts) -> Finding:
         reason = Reason.TOO_FEW_SAMPLES if served else Reason.NO_TRAFFIC
         return Finding(UNKNOWN, reason, "too few requests in the window to judge")
     worst = max(ratios, key=lambda reason: ratios[reason])
-    if ratios[worst] > 1 and facts.slo_breaches >= BREACHES:
+    if facts.slo_missed:
         return Finding(FALSE, worst, f"at {round(100 * ratios[worst], -1):.0f} % of its line")
     return Finding(TRUE, Reason.WITHIN_SLO)
 
@@ -80,6 +77,8 @@ def limits_in_sync(facts: StatusFacts) -> Finding:
         return Finding(UNKNOWN, Reason.NO_READY_PODS, "no pod is ready to be asked")
     if not lagging:
         return Finding(TRUE, Reason.IN_SYNC)
+    if facts.paused:
+        return Finding(UNKNOWN, Reason.PAUSED, PAUSED)
     for name in lagging:
         answer = facts.answers.get(name)
         if isinstance(answer, Refused):
@@ -94,11 +93,13 @@ def limits_in_sync(facts: StatusFacts) -> Finding:
 
 def retune_active(facts: StatusFacts) -> Finding:
     """The tuner may act and sees its signals."""
+    if facts.refused:
+        return Finding(FALSE, facts.refused_reason or Reason.INVALID_SPEC, "the spec is refused, so nothing is moved")
     mode = facts.spec.retune.mode if facts.spec else RetuneMode.OFF
     if mode is RetuneMode.OFF:
         return Finding(FALSE, Reason.DISABLED, "spec.retune.mode is Off")
     if facts.paused:
-        return Finding(FALSE, Reason.PAUSED, "annotation guidevane.dev/paused is true")
+        return Finding(FALSE, Reason.PAUSED, PAUSED)
     if mode is RetuneMode.OBSERVE:
         return Finding(FALSE, Reason.OBSERVE, "spec.retune.mode is Observe: status.retune says what it would do")
     if facts.metrics_state is not MetricsState.KNOWN:

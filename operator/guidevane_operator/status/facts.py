@@ -10,6 +10,7 @@ from guidevane_operator.admin_client import PushResult
 from guidevane_operator.facts import DeploymentFacts, PodFacts
 from guidevane_operator.kube import ServiceKey
 from guidevane_operator.limits_plan import DesiredLimits
+from guidevane_operator.loops import Failure
 from guidevane_operator.signals import Signals
 
 
@@ -41,9 +42,14 @@ class StatusFacts:
     metrics_state: MetricsState = MetricsState.ABSENT
     """Damped: one lost scrape does not flip it."""
     signals: Signals = field(default_factory=Signals)
-    slo_breaches: int = 0
-    """Looks in a row that saw the SLO missed."""
-    failures: int = 0
+    slo_missed: bool = False
+    """Damped: one bad look is no breach, one good look no recovery."""
+    attainment_percent: int | None = None
+    """Share of good looks in the last hour."""
+    unready_s: float = 0.0
+    """For how long too few pods have been ready."""
+    failure: Failure | None = None
+    """Passes that failed in a row."""
 
     @property
     def alive(self) -> tuple[PodFacts, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from guidevane_api.conditions import ConditionStatus, Reason
+from guidevane_api.conditions import ConditionStatus, ConditionType, Reason
 from guidevane_operator.facts import EXIT_CANNOT_LOAD, PodFacts
 from guidevane_operator.status.facts import StatusFacts
 
@@ -11,6 +11,11 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 
 CRASHES = 2
 """Restarts from which a container that is down counts as crash looping."""
+
+READY_DAMPING_S = 30.0
+"""Ready stays True for so long while some pods serve and the rest, of the same revision, is away for a moment."""
+
+PAUSED = "annotation guidevane.dev/paused is true: nothing is written"
 
 IMAGE_FAULTS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 """Kubelet's words for an image that it cannot get."""
@@ -29,7 +34,25 @@ Check = Callable[[StatusFacts], Finding | None]
 
 def ready(facts: StatusFacts) -> Finding:
     """Enough pods of the present revision are ready; if not, the most telling reason first."""
-    return _first(READY_CHECKS, facts) or Finding(FALSE, Reason.PENDING, "no pod exists yet")
+    found = _first(READY_CHECKS, facts) or Finding(FALSE, Reason.PENDING, "no pod exists yet")
+    if found.status is FALSE and _is_blip(facts):
+        return Finding(TRUE, Reason.READY, f"{_progress(facts)}; the others have not been away for long")
+    return found
+
+
+def _is_blip(facts: StatusFacts) -> bool:
+    """Ready before under this very spec and revision, not for long, and some pods still serve."""
+    before, rollout = facts.previous.condition(ConditionType.READY), facts.previous.rollout
+    return (
+        before is not None
+        and before.status is TRUE
+        and before.observed_generation == facts.generation
+        and rollout is not None
+        and rollout.revision == facts.revision
+        and facts.updated_ready > 0
+        and facts.unready_s < READY_DAMPING_S
+        and not facts.deleting
+    )
 
 
 def available(facts: StatusFacts) -> Finding:
@@ -44,7 +67,11 @@ def progressing(facts: StatusFacts) -> Finding:
     if facts.deployment is not None and facts.deployment.progress_deadline_exceeded:
         sentence = "pods did not become ready within spec.rollout.progressDeadlineSeconds"
         return Finding(FALSE, Reason.DEADLINE_EXCEEDED, sentence)
-    if facts.refused or facts.deleting or _complete(facts):
+    if facts.child_error:
+        return Finding(FALSE, Reason.CHILD_REFUSED, facts.child_error)
+    if facts.paused:
+        return Finding(FALSE, Reason.PAUSED, PAUSED)
+    if facts.refused or facts.deleting or is_complete(facts):
         return Finding(FALSE, Reason.COMPLETE, "no change is under way")
     return Finding(TRUE, Reason.PROGRESSING, f"{facts.updated_ready} of {facts.wanted_replicas} pods are ready")
 
@@ -59,9 +86,14 @@ def model_failure(facts: StatusFacts) -> str | None:
     return None
 
 
-def _complete(facts: StatusFacts) -> bool:
+def is_complete(facts: StatusFacts) -> bool:
     """All wanted pods are there, and no other."""
     return facts.updated_ready >= facts.wanted_replicas and len(facts.alive) == facts.wanted_replicas
+
+
+def has_enough(facts: StatusFacts) -> bool:
+    """As many pods of the present revision are ready as are wanted, and one at least."""
+    return facts.updated_ready >= max(1, facts.wanted_replicas)
 
 
 def _deleting(facts: StatusFacts) -> Finding | None:
@@ -81,7 +113,7 @@ def _suspended(facts: StatusFacts) -> Finding | None:
 
 
 def _all_ready(facts: StatusFacts) -> Finding | None:
-    if facts.updated_ready >= max(1, facts.wanted_replicas):
+    if has_enough(facts):
         return Finding(TRUE, Reason.READY, f"{facts.updated_ready} of {facts.wanted_replicas} pods are ready")
     return None
 

@@ -43,6 +43,8 @@ KINDS = {
     "policy/v1/poddisruptionbudgets": "PodDisruptionBudget",
     "apiextensions.k8s.io/v1/customresourcedefinitions": "CustomResourceDefinition",
 }
+SELECTED = "guidevane.dev/name"
+"""Label that the operator's watches of pods and Deployments select by."""
 LLM = "guidevane.dev/v1alpha1/llmservices"
 VERBS = ("get", "list", "watch", "create", "patch", "delete")
 NAMESPACE = "demo"
@@ -58,10 +60,14 @@ class ApiServer(kmock.KubernetesEmulator):
 
     status_faults: list[int] = attrs.field(factory=list)
     """Answers to the next PATCHes of a status, oldest first."""
+    away: bool = False
+    """Answers 503 to everything."""
     writes: Counter[str] = attrs.field(factory=Counter)
-    _versions: Iterator[int] = attrs.field(factory=lambda: itertools.count(100))
+    versions: Iterator[int] = attrs.field(factory=lambda: itertools.count(100))
 
     async def _handle(self, request: Any) -> web.StreamResponse:
+        if self.away:
+            return web.json_response({"kind": "Status", "code": 503, "reason": "ServiceUnavailable"}, status=503)
         if request.method.value in ("POST", "PATCH", "DELETE") and request.resource is not None:
             self.writes[f"{request.method.value} {request.resource.plural}/{request.subresource or ''}"] += 1
         if request.method.value == "PATCH" and request.name is not None:
@@ -81,8 +87,8 @@ class ApiServer(kmock.KubernetesEmulator):
         is_apply = "apply-patch" in request.headers["Content-Type"]
         if not before and not is_apply:
             return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
-        wanted = request.data.get("metadata", {}).get("resourceVersion")
-        if wanted and wanted != before["metadata"]["resourceVersion"]:
+        wanted = request.data.get("metadata", {}) if not is_apply else {}
+        if any(wanted.get(name, held) != held for name, held in before.get("metadata", {}).items()):
             return web.json_response({"kind": "Status", "code": 409, "reason": "Conflict"}, status=409)
         patch = {"status": request.data["status"]} if request.subresource == "status" else request.data
         after = _merged(before, patch)
@@ -103,7 +109,7 @@ class ApiServer(kmock.KubernetesEmulator):
 
     def _stamp(self, body: dict[str, Any], before: dict[str, Any]) -> None:
         meta = body.setdefault("metadata", {})
-        number = next(self._versions)
+        number = next(self.versions)
         meta["resourceVersion"] = str(number)
         meta.setdefault("uid", f"uid-{number}")
         changed = body.get("spec") != before.get("spec")
@@ -114,8 +120,8 @@ class ApiServer(kmock.KubernetesEmulator):
         items = [
             o.raw
             for (resource, namespace, _), o in self.objects.items()
-            if resource == request.resource and namespace == request.namespace and not o.deleted
-            if o.raw["metadata"].get("labels", {}).get(label) == value
+            if resource == request.resource and request.namespace in (None, namespace) and not o.deleted
+            if label in (labels := o.raw["metadata"].get("labels", {})) and value in ("", labels[label])
         ]
         return web.json_response({"items": items, "metadata": {}})
 
@@ -142,6 +148,9 @@ class ApiServer(kmock.KubernetesEmulator):
         self._stamp(after, before)
         self._store((kmock.resource(resource), NAMESPACE, name), after)
         event = {"type": "MODIFIED" if before else "ADDED", "object": after}
+        had, has = (SELECTED in found.get("metadata", {}).get("labels", {}) for found in (before, after))
+        if had and not has:
+            event = {"type": "DELETED", "object": before}  # for a watch with a selector it is gone
         await self._buses[kmock.resource(resource)].put(event)
 
     async def delete_object(self, resource: str, name: str) -> None:
@@ -199,17 +208,9 @@ class FakeEngine:
         return self.view()
 
     def view(self) -> web.Response:
-        view = LimitsView(
-            target=self.limits,
-            effective=self.limits,
-            startup=SchedulerLimits(),
-            ceiling=Envelope(),
-            epoch=self.epoch,
-            source=self.source,
-            boot_id=f"boot-{self.boot}",
-            num_running=0,
-            num_waiting=0,
-        )
+        limits = {"target": self.limits, "effective": self.limits, "startup": SchedulerLimits(), "ceiling": Envelope()}
+        counts = {"num_running": 0, "num_waiting": 0}
+        view = LimitsView(**limits, **counts, epoch=self.epoch, source=self.source, boot_id=f"boot-{self.boot}")
         return web.json_response(view.model_dump(mode="json", by_alias=True))
 
     def restart(self) -> None:
@@ -338,7 +339,9 @@ class Cluster:
             "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
             "containerStatuses": [{"name": "runtime", "restartCount": 0, "state": state} | container],
         }
-        await self.api.put("v1/pods", {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": status})
+        ports = [{"name": "admin", "containerPort": self.admin_port}]
+        spec = {"containers": [{"name": "runtime", "ports": ports}]}
+        await self.api.put("v1/pods", {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": status})
 
     def deployment(self, name: str = "chat") -> dict[str, Any] | None:
         return self.api.find("apps/v1/deployments", name)
@@ -356,6 +359,10 @@ class Cluster:
 
     def events(self) -> list[str]:
         return [event["reason"] for event in self.api.all_of("events.k8s.io/v1/events")]
+
+    def note(self, reason: str) -> str:
+        """What the first event with that reason says."""
+        return next(e["note"] for e in self.api.all_of("events.k8s.io/v1/events") if e["reason"] == reason)
 
     async def until(self, condition: Callable[[], Any], timeout_s: float = 10) -> Any:
         """Wait for a condition; the last value it gave is in the failure."""
@@ -380,13 +387,8 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         prometheus = FakePrometheus()
         port = await stack.enter_async_context(serving("127.0.0.1", 0, "POST", "/api/v1/query", prometheus.handle))
         prometheus.url = f"http://127.0.0.1:{port}"
-        settings = Settings(
-            prometheus_url=prometheus.url,
-            admin_timeout_seconds=0.5,
-            drift_seconds=0.3,
-            status_seconds=0.2,
-            resync_seconds=86_400,
-        )
+        periods = {"admin_timeout_seconds": 0.5, "drift_seconds": 0.3, "status_seconds": 0.2, "resync_seconds": 86_400}
+        settings = Settings(prometheus_url=prometheus.url, **periods)
         cluster = Cluster(api, prometheus, settings, stack)
         # One port for the admin servers of all pods, each on an address of its own.
         cluster.admin_port = await stack.enter_async_context(

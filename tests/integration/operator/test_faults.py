@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 from typing import Any
 
 import aiohttp
@@ -196,6 +197,37 @@ async def test_the_health_route_says_500_when_a_loop_is_late(cluster: Any, unuse
     cluster.running.loops[0].pulse.clock = lambda: float("inf")
 
     assert await health(cluster) == 500
+
+
+async def test_leases_are_renewed_while_the_api_server_is_away(cluster: Any) -> None:
+    cluster.settings = cluster.settings.model_copy(update={"resync_seconds": 1.0})
+    await cluster.start_operator()
+    await cluster.add_service(limits={"maxNumSeqs": 3})
+    await cluster.until(cluster.deployment)
+    engine = await cluster.add_pod("chat-0")
+    await cluster.until(lambda: cluster.condition("LimitsInSync").get("status") == "True")
+
+    cluster.api.away = True
+    record = next(cluster.running.directory.get(key) for key in cluster.running.directory)
+    await cluster.until(lambda: record.needs_refresh)
+    engine.accepted.clear()
+
+    await cluster.until(lambda: len(engine.accepted) > 5)
+    cluster.api.away = False
+    await cluster.until(lambda: not record.needs_refresh, timeout_s=20)
+    assert cluster.running.faults() == {}
+
+
+async def test_an_api_server_restored_from_a_backup_is_followed(cluster: Any) -> None:
+    cluster.settings = cluster.settings.model_copy(update={"resync_seconds": 1.0})
+    await cluster.start_operator()
+    await cluster.add_service(limits={"maxNumSeqs": 3})
+    await cluster.until(lambda: cluster.status().get("observedGeneration") == 1)
+
+    cluster.api.versions = itertools.count(1)
+    await cluster.add_service(limits={"maxNumSeqs": 5})
+
+    await cluster.until(lambda: cluster.status()["limits"]["desired"]["maxNumSeqs"] == 5)
 
 
 async def test_of_two_operators_alive_at_once_the_pods_obey_one_epoch(cluster: Any) -> None:

@@ -88,7 +88,7 @@ async def test_a_failed_visit_comes_back_and_holds_up_nobody(
     queue.add(KEYS[1])
     await visits.until(3)
     assert visits.made.count(KEYS[0]) == 2
-    assert queue.consecutive_failures == {}
+    assert queue.failures == {}
 
 
 async def test_a_forgotten_key_is_not_tried_again(queue: WorkQueue, visits: Visits) -> None:

@@ -117,13 +117,12 @@ def seen(**values: float) -> Signals:
     return Signals(state=MetricsState.KNOWN, **{name: Known(value, 1.0, 100) for name, value in values.items()})
 
 
-def test_the_slo_is_missed_only_after_two_looks_and_unknown_without_traffic() -> None:
+def test_the_slo_counts_as_missed_when_that_is_settled_and_unknown_without_traffic() -> None:
     late = seen(ttft_p95_ms=3000, itl_p95_ms=50)
     base = facts(pod("a"), signals=late, metrics_state=MetricsState.KNOWN)
-    once = dataclasses.replace(base, slo_breaches=1)
-    twice = dataclasses.replace(base, slo_breaches=2)
-    assert condition(once, ConditionType.SLO_MET)[0] is ConditionStatus.TRUE
-    assert condition(twice, ConditionType.SLO_MET)[:2] == (ConditionStatus.FALSE, "TTFTHigh")
+    settled = dataclasses.replace(base, slo_missed=True)
+    assert condition(base, ConditionType.SLO_MET)[0] is ConditionStatus.TRUE
+    assert condition(settled, ConditionType.SLO_MET)[:2] == (ConditionStatus.FALSE, "TTFTHigh")
     quiet = dataclasses.replace(base, signals=seen())
     assert condition(quiet, ConditionType.SLO_MET)[:2] == (ConditionStatus.UNKNOWN, "NoTraffic")
 
@@ -133,6 +132,81 @@ def test_an_invalid_sample_is_said() -> None:
     found = facts(pod("a"), signals=nan, metrics_state=MetricsState.KNOWN)
     assert condition(found, ConditionType.METRICS_FRESH) == (ConditionStatus.FALSE, "NaNSample", "kv_percent is nan")
     assert json.dumps(to_json(build_status(found)), allow_nan=False)
+
+
+def ready_before(*pods: PodFacts, **changes: Any) -> StatusFacts:
+    """Two pods were ready; now these are there."""
+    previous = build_status(facts(pod("a"), pod("b")))
+    return facts(*pods, previous=previous, **changes)
+
+
+def test_ready_outlasts_a_short_shortage_while_some_pods_serve() -> None:
+    blip = ready_before(pod("a"), pod("b", ready=False), unready_s=29)
+    assert condition(blip, ConditionType.READY)[0] is ConditionStatus.TRUE
+    assert condition(dataclasses.replace(blip, unready_s=30), ConditionType.READY)[:2] == (
+        ConditionStatus.FALSE,
+        "ScalingUp",
+    )
+    assert build_status(blip).ready_summary == "1/2"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        ready_before(pod("a", ready=False), pod("b", ready=False)),
+        ready_before(pod("a"), generation=8),
+        ready_before(pod("a"), pod("b", revision=OLD), revision=NEW + "er"),
+        ready_before(pod("a"), deleting=True),
+        facts(pod("a")),
+    ],
+    ids=["no pod serves", "another spec", "another revision", "deleted", "never ready"],
+)
+def test_nothing_else_is_taken_for_a_short_shortage(found: StatusFacts) -> None:
+    assert condition(found, ConditionType.READY)[0] is ConditionStatus.FALSE
+
+
+def test_a_refused_spec_does_not_count_as_tuning_whatever_ran_before() -> None:
+    found = facts(pod("a"), refused="no", refused_reason=Reason.INVALID_SPEC, metrics_state=MetricsState.KNOWN)
+    assert condition(found, ConditionType.RETUNE_ACTIVE)[:2] == (ConditionStatus.FALSE, "InvalidSpec")
+
+
+def test_a_refused_child_is_said_while_all_pods_are_ready() -> None:
+    found = facts(pod("a"), pod("b"), child_error="403 Forbidden: exceeded quota")
+    assert condition(found, ConditionType.READY)[0] is ConditionStatus.TRUE
+    assert condition(found, ConditionType.PROGRESSING)[1:] == ("ChildRefused", "403 Forbidden: exceeded quota")
+
+
+def test_a_paused_service_is_not_said_to_be_on_its_way() -> None:
+    found = facts(pod("a"), paused=True, in_sync=frozenset())
+    assert condition(found, ConditionType.PROGRESSING)[:2] == (ConditionStatus.FALSE, "Paused")
+    assert condition(found, ConditionType.LIMITS_IN_SYNC)[:2] == (ConditionStatus.UNKNOWN, "Paused")
+
+
+def test_a_rollout_has_a_step_from_its_start_to_its_end() -> None:
+    before = build_status(facts(pod("a", revision=OLD), pod("b", revision=OLD), revision=OLD))
+    assert before.rollout is not None
+    assert (before.rollout.stable_revision, before.rollout.step) == (OLD, None)
+    half = build_status(facts(pod("a"), pod("b", revision=OLD), previous=before))
+    assert half.rollout is not None
+    assert (half.rollout.stable_revision, half.rollout.step) == (OLD, "1/2")
+    done = build_status(facts(pod("a"), pod("b"), previous=half))
+    assert done.rollout is not None
+    assert (done.rollout.stable_revision, done.rollout.step) == (NEW, None)
+
+
+def test_scaling_is_no_rollout() -> None:
+    before = build_status(facts(pod("a"), pod("b")))
+    more = build_status(facts(pod("a"), pod("b"), wanted_replicas=3, previous=before))
+    assert more.rollout is not None
+    assert more.rollout.step is None
+
+
+def test_a_pod_that_misses_scrapes_now_and_then_costs_no_write_each_time() -> None:
+    def status(fresh: int) -> dict[str, Any]:
+        signals = Signals(state=MetricsState.KNOWN, fresh_pods=fresh)
+        return to_json(build_status(facts(pod("a"), signals=signals, metrics_state=MetricsState.KNOWN)))
+
+    assert not is_urgent(status(1), status(0))
 
 
 def test_numbers_are_rounded_and_alone_are_not_urgent() -> None:
@@ -180,6 +254,7 @@ def test_the_patch_turns_the_old_status_into_the_new_one(old: dict[str, Any], ne
 def test_a_pod_object_is_read_with_its_last_termination() -> None:
     body = {
         "metadata": {"name": "a", "uid": "u", "labels": {"guidevane.dev/revision": "r1"}},
+        "spec": {"containers": [{"name": "runtime", "ports": [{"name": "admin", "containerPort": 8001}]}]},
         "status": {
             "phase": "Running",
             "podIP": "10.1.2.3",
@@ -198,4 +273,5 @@ def test_a_pod_object_is_read_with_its_last_termination() -> None:
     got = read_pod(body)
     assert (got.revision, got.restarts, got.waiting_reason) == ("r1", 3, "CrashLoopBackOff")
     assert got.termination == Termination(3, "Error", "no model")
+    assert got.admin_port == 8001
     assert not got.can_be_patched
