@@ -86,12 +86,14 @@ class RuntimeSettings(BaseSettings):
     drain_seconds: Annotated[int, Field(ge=0)] = 30
     """After SIGTERM: time for requests in flight to finish."""
     hang_seconds: Annotated[int, Field(ge=1)] = 30
-    """Silence of the engine after which /readyz says 503. Above its longest step."""
+    """Silence of the engine after which /readyz says 503 and requests are refused. Above its longest step.
+    After four times that, and 120 s at least, the engine is ended and started again."""
 
     @property
     def model_name(self) -> str:
         """Name of the model in the API."""
-        return self.served_model_name or Path(self.model.rstrip("/")).name
+        # Resolved: "." has no name.
+        return self.served_model_name or Path(self.model.rstrip("/")).resolve().name
 
     @property
     def envelope(self) -> Envelope:

@@ -167,6 +167,10 @@ class EngineClient:
                 await asyncio.sleep(min(2.0 ** (num_failed - 1), MAX_BACKOFF_S))
                 self.num_restarts += 1
                 settings = replace(settings, limits=self._limits.limits if self._limits else settings.limits)
+        except Exception as error:
+            # The edge of the task, which nobody awaits: a server without a supervisor would be not ready for ever.
+            logger.exception("engine supervisor failed")
+            self._lose_engine(EngineFailed(f"the engine can't be supervised: {error}", fatal=True))
         finally:
             self._fail_requests("the engine was stopped")
             self._refuse_limits()

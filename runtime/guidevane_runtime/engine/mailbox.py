@@ -60,6 +60,14 @@ class Mailbox:
             self._read_all()
         return list(self._buffer.messages())
 
+    def take_first(self) -> Any:
+        """Wait for one message; what came with it stays for the next take()."""
+        while True:
+            self._poll.poll()
+            self._read_all()
+            for message in self._buffer.messages():
+                return message
+
     def put(self, message: object) -> None:
         """Raises MailboxClosedError if nobody reads any more."""
         try:

@@ -130,6 +130,9 @@ class ModelConfig:
             raise BrokenModel(
                 f"{source}: {self.num_heads} attention heads can't share {self.num_kv_heads} key/value heads evenly"
             )
+        for token_id in self.eos_token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise BrokenModel(f"{source}: token {token_id} ends a text, the model has 0 to {self.vocab_size - 1}")
         if self.head_dim < 2 or self.head_dim % 2:
             raise BrokenModel(f"{source}: head_dim is {self.head_dim}; rotary embeddings need an even one")
         return self

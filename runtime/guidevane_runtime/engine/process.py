@@ -124,10 +124,10 @@ def _start(mailbox: Mailbox, load: Loader, clock: Callable[[], float]) -> Engine
 
 
 def _first_message(mailbox: Mailbox) -> EngineSettings:
-    while True:
-        for message in mailbox.take(timeout_s=60.0):
-            assert isinstance(message, EngineSettings), "the server spoke before it sent the settings"
-            return message
+    # One message only: what the server sends while the model is loaded is for the loop.
+    settings = mailbox.take_first()
+    assert isinstance(settings, EngineSettings), "the server spoke before it sent the settings"
+    return settings
 
 
 def fit_to_model(limits: SchedulerLimits, max_model_len: int) -> SchedulerLimits:

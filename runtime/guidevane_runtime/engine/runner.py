@@ -102,6 +102,9 @@ def load_runner(settings: EngineSettings) -> LoadedModel:
             f"{source.path} does not fit into the memory of {placement.device} with its KV cache: {error}; "
             "lower --gpu-memory-utilization-percent or --kv-cache-memory, or take a larger GPU"
         ) from error
+    except ValueError as error:
+        # The kernels' own checks, of their setting and of shapes: they fail again however often it is tried.
+        raise DeviceError(f"{source.path} can't be computed on {placement.device}: {error}") from error
     _log_loaded(loaded, source.path.name, provider, time.monotonic() - start_s)
     return loaded
 

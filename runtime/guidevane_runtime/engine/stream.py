@@ -18,11 +18,6 @@ class RequestStream:
         self._arrived = asyncio.Event()
         self._has_ended = False
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the terminal output is in; it may be unread."""
-        return self._has_ended
-
     def put(self, output: RequestOutput) -> None:
         """Nothing comes after a terminal output, so a second one is dropped."""
         if self._has_ended:

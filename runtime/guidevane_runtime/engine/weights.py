@@ -10,15 +10,13 @@ from typing import Protocol
 import torch
 
 from guidevane_runtime.engine.model_config import ModelConfig
-from guidevane_runtime.errors import ModelNotFound, UnsupportedModel
+from guidevane_runtime.model_source import local_model_path
 
 EMBED = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 """[head_dim / 2], float32: what a GGUF divides each rotary frequency by. HuggingFace files have none."""
-
-FILE_SCHEME = "file://"
 
 
 class WeightSource(Protocol):
@@ -41,22 +39,10 @@ class WeightSource(Protocol):
 
 
 def open_source(model_path: str) -> WeightSource:
-    """Open what `model_path` names: a GGUF file, a folder with exactly one, or a HuggingFace directory."""
+    """Open what `model_path` names: see model_source."""
     # Imported here: gguf is a slow import, and only one of the two formats is needed.
     from guidevane_runtime.engine.weights_gguf import GgufSource
     from guidevane_runtime.engine.weights_hf import HuggingFaceSource
 
-    path = Path(model_path.removeprefix(FILE_SCHEME))
-    if not path.exists():
-        raise ModelNotFound(f"model path {path} does not exist; give a HuggingFace directory or a GGUF file")
-    if path.is_file():
-        return GgufSource(path)
-    if (path / "config.json").exists():
-        return HuggingFaceSource(path)
-    ggufs = sorted(path.glob("*.gguf"))
-    if len(ggufs) == 1:
-        return GgufSource(ggufs[0])
-    if ggufs:
-        names = ", ".join(file.name for file in ggufs)
-        raise UnsupportedModel(f"{path} holds {len(ggufs)} GGUF files ({names}); name one of them as the model path")
-    raise ModelNotFound(f"{path} holds no model: neither config.json nor a *.gguf file is in it")
+    path = local_model_path(model_path)
+    return GgufSource(path) if path.is_file() else HuggingFaceSource(path)

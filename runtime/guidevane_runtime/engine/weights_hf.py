@@ -1,6 +1,5 @@
 """HuggingFace directories: config.json, generation_config.json, and safetensors in one file or in shards."""
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from guidevane_runtime.engine.model_config import ModelConfig
 from guidevane_runtime.errors import BrokenModel, ModelNotFound, UnsupportedModel
+from guidevane_runtime.model_source import read_json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -22,8 +22,8 @@ class HuggingFaceSource:
         self.path = path
         generation = path / "generation_config.json"
         self.config = ModelConfig.from_hf(
-            _read_json(path / "config.json"),
-            _read_json(generation) if generation.exists() else {},
+            read_json_object(path / "config.json"),
+            read_json_object(generation) if generation.exists() else {},
             str(path / "config.json"),
         )
         self._stack = ExitStack()
@@ -54,7 +54,7 @@ class HuggingFaceSource:
         index = self.path / INDEX
         if not index.exists():
             return
-        for name, shard in _read_json(index)["weight_map"].items():
+        for name, shard in read_json_object(index)["weight_map"].items():
             if name not in self.shapes:
                 raise BrokenModel(f"{index}: tensor {name} should be in {shard}, it is not there")
 
@@ -62,7 +62,7 @@ class HuggingFaceSource:
 def _weight_files(path: Path) -> list[Path]:
     index = path / INDEX
     if index.exists():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise BrokenModel(f"{index}: weight_map is missing")
         files = [path / name for name in sorted(set(weight_map.values()))]
@@ -86,13 +86,3 @@ def _no_weights(path: Path) -> ModelNotFound | UnsupportedModel:
             "convert them with transformers' save_pretrained"
         )
     return ModelNotFound(f"{path} holds config.json but no *.safetensors file")
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BrokenModel(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise BrokenModel(f"{file} holds a {type(found).__name__}, a JSON object is needed")
-    return found

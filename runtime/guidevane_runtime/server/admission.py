@@ -73,10 +73,6 @@ class AdmissionGate:
         """Requests between the door and their end."""
         return len(self._leases)
 
-    @property
-    def is_draining(self) -> bool:
-        return self._drain_deadline_s is not None
-
     def drain(self, deadline_s: float) -> None:
         """Refuse everything from now on; `deadline_s` is when the process will be gone, on the gate's clock."""
         self._drain_deadline_s = deadline_s
@@ -90,7 +86,9 @@ class AdmissionGate:
         """End of a lease."""
         if lease in self._leases:
             self._leases.remove(lease)
-            self._pace.ended(self._clock())
+            # What was refused right behind the door, or left the queue, is no pace of the engine.
+            if lease.started:
+                self._pace.ended(self._clock())
 
     # ---------------------------------------------------------------------------------------------------- the rungs
 
@@ -103,14 +101,22 @@ class AdmissionGate:
             raise Refused(Rejection.NOT_READY, "the engine is not ready: the model is being loaded", 5)
 
     def enter(self, count: int) -> list[Lease]:
-        """Places for `count` choices, all or none."""
+        """Places for `count` choices, all or none. More than an idle engine has places for: 400, waiting can't help."""
         self.check_open()
+        limits = self._limits()
+        most = limits.max_num_seqs + limits.max_queued_requests
+        if count > most:
+            raise InvalidRequest(
+                f"this asks for {count} choices, limits.maxNumSeqs and limits.maxQueuedRequests have room for {most}; "
+                "send fewer at once",
+                param="n",
+            )
         room = self._room()
         if len(self._leases) + count > room:
-            limit = self._limits().max_queued_requests
             raise Refused(
                 Rejection.QUEUE_FULL,
-                f"{self._num_waiting()} requests wait, this asks for {count} more, limits.maxQueuedRequests is {limit}",
+                f"{self._num_waiting()} requests wait, this asks for {count} more, "
+                f"limits.maxQueuedRequests is {limits.max_queued_requests}",
                 self._pace.wait_for_ends_s(len(self._leases) + count - room),
             )
         leases = [Lease(self) for _ in range(count)]
@@ -130,8 +136,17 @@ class AdmissionGate:
         for lease, num_tokens in zip(leases, prompt_tokens, strict=True):
             lease.num_tokens = num_tokens
 
-    def check_prompt(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
-        """400 for a request that can never run, with both numbers."""
+    def check_text(self, num_chars: int, max_token_chars: int) -> None:
+        """400 for a text that is too long whatever its tokens are: tokenising it would take a core from the engine."""
+        limit, least = self._limits().max_prompt_tokens, num_chars // max_token_chars
+        if least > limit:
+            raise TooLong(
+                f"the prompt has {num_chars} characters, which are {least} tokens or more, limits.maxPromptTokens is "
+                f"{limit}; shorten the prompt"
+            )
+
+    def check_prompt(self, num_prompt_tokens: int, max_tokens: int | None, param: str = "max_tokens") -> None:
+        """400 for a request that can never run, with both numbers; `param` is the client's name of max_tokens."""
         limits = self._limits()
         if num_prompt_tokens > limits.max_prompt_tokens:
             raise TooLong(
@@ -140,13 +155,13 @@ class AdmissionGate:
             )
         if max_tokens is not None and max_tokens > limits.max_output_tokens:
             raise InvalidRequest(
-                f"max_tokens is {max_tokens}, limits.maxOutputTokens is {limits.max_output_tokens}", param="max_tokens"
+                f"{param} is {max_tokens}, limits.maxOutputTokens is {limits.max_output_tokens}", param=param
             )
         wanted = num_prompt_tokens + (max_tokens or 1)
         if wanted > limits.max_model_len:
             raise TooLong(
                 f"the prompt has {num_prompt_tokens} tokens and asks for {max_tokens or 1} more, {wanted} together, "
-                f"above the context length {limits.max_model_len}; shorten the prompt or lower max_tokens"
+                f"above the context length {limits.max_model_len}; shorten the prompt or lower {param}"
             )
         self._check_memory(num_prompt_tokens)
 

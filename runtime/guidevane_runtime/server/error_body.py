@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from guidevane_runtime.errors import ClientError, GuidevaneError
+from guidevane_runtime.errors import ClientError, GuidevaneError, Overloaded, WaitedTooLong
 from guidevane_runtime.server.tracing import IDS
 
 logger = logging.getLogger(__name__)
@@ -69,9 +69,10 @@ def error_response(request: web.Request, error: GuidevaneError) -> web.Response:
 
 
 def log_failure(request: web.Request, error: GuidevaneError) -> None:
-    """One line per failed request: client errors are news for debugging only."""
+    """One line per request that we failed. Refusals are for debugging: under overload they come by thousands."""
     ids = request[IDS]
-    level = logging.WARNING if error.status >= 500 else logging.DEBUG
+    is_ours = error.status >= 500 and not isinstance(error, Overloaded | WaitedTooLong)
+    level = logging.WARNING if is_ours else logging.DEBUG
     extra = {"code": code_of(error), "status": error.status, "request_id": ids.request_id, "trace_id": ids.trace_id}
     logger.log(level, "request failed", extra=extra)
 

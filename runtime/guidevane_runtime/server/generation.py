@@ -106,6 +106,8 @@ class Generation:
                     break
         except Exception as error:  # raised again where the handler waits
             self._error = self._error or error
+            # Where the fault is ours, the engine still runs it.
+            self._services.engine.abort(stream.request_id, AbortCause.CANCELLED)
             self._settle(stream.request_id, "abort" if isinstance(error, WaitedTooLong) else "error")
             self._news.set()
 

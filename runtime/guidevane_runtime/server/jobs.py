@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guidevane_runtime.errors import InvalidRequest
-from guidevane_runtime.server.sampling import MAX_CHOICES, Sampling, check_token_id, read_sampling
+from guidevane_runtime.server.sampling import MAX_CHOICES, Field, Sampling, read_sampling
 from guidevane_runtime.server.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -45,12 +45,14 @@ def read_completion(body: CompletionRequest, services: Services) -> Job:
     services.check_model(body.model)
     refuse_unsupported(body)
     sampling = read_sampling(
-        body, max_tokens=body.max_tokens, num_logprobs=body.logprobs, vocab_size=services.vocab_size
+        body,
+        max_tokens=Field("max_tokens", body.max_tokens),
+        num_logprobs=Field("logprobs", body.logprobs),
+        vocab_size=services.vocab_size,
     )
-    prompts = _prompts(body.prompt, services.vocab_size)
     return _job(
         body,
-        prompts,
+        _prompts(body.prompt),
         sampling,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         num_logprobs=body.logprobs,
@@ -65,8 +67,15 @@ def read_chat(body: ChatCompletionRequest, services: Services) -> Job:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    sampling = read_sampling(body, max_tokens=max_tokens, num_logprobs=num_logprobs, vocab_size=services.vocab_size)
+    max_tokens = Field("max_completion_tokens", body.max_completion_tokens)
+    if max_tokens.value is None:
+        max_tokens = Field("max_tokens", body.max_tokens)
+    sampling = read_sampling(
+        body,
+        max_tokens=max_tokens,
+        num_logprobs=Field("top_logprobs", num_logprobs),
+        vocab_size=services.vocab_size,
+    )
     prompt = render_chat(services, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
     return _job(
         body,
@@ -119,7 +128,7 @@ def _job(
     )
 
 
-def _prompts(prompt: str | list[str | int | list[int]] | None, vocab_size: int) -> list[str | list[int]]:
+def _prompts(prompt: str | list[str | int | list[int]] | None) -> list[str | list[int]]:
     if isinstance(prompt, str):
         prompts: list[str | list[int]] = [prompt]
     elif prompt and all(isinstance(part, int) for part in prompt):
@@ -130,21 +139,13 @@ def _prompts(prompt: str | list[str | int | list[int]] | None, vocab_size: int) 
             raise InvalidRequest("prompt mixes texts and token ids; send one kind", param="prompt")
     if not prompts or not all(prompts):
         raise InvalidRequest("prompt is empty; send at least one character or token id", param="prompt")
-    for part in prompts:
-        if isinstance(part, list):
-            _check_ids(part, vocab_size)
     return prompts
-
-
-def _check_ids(ids: list[int], vocab_size: int) -> None:
-    for token_id in (min(ids), max(ids)):
-        check_token_id(token_id, vocab_size, "prompt")
 
 
 def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
     where = f"messages[{index}]"
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequest(
             f"{where}.role is {str(role)[:40]!r}, must be one of {', '.join(sorted(ROLES))}", param="messages"
         )

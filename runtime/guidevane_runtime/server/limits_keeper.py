@@ -10,7 +10,7 @@ from collections.abc import Callable
 from guidevane_api.admin import LimitsPatch, LimitsSource, LimitsView, ShrinkMode
 from guidevane_api.limits import Envelope, SchedulerLimits, limit_violations
 from guidevane_runtime.core.messages import EngineReady, EngineStats, SetLimits
-from guidevane_runtime.errors import Conflict, InvalidRequest
+from guidevane_runtime.errors import Conflict, EngineUnavailable, InvalidRequest
 
 
 class RefusedLimits(InvalidRequest):
@@ -31,6 +31,8 @@ class LimitsKeeper:
         self.epoch = 0
         self.source = LimitsSource.STARTUP
         self.boot_id = ""
+        self.command: SetLimits | None = None
+        """What the engine was told last."""
         self._sequence = 0
         self._last_patch: LimitsPatch | None = None
         self._lease_end_s: float | None = None
@@ -43,19 +45,22 @@ class LimitsKeeper:
         self.ceiling = self.ceiling.model_copy(update={"max_model_len": ready.max_model_len})
         self.boot_id = ready.boot_id
 
-    def change(self, patch: LimitsPatch) -> SetLimits | None:
-        """Accept a PATCH. None: it is the one in force, whose lease it renews.
+    def change(self, patch: LimitsPatch) -> SetLimits:
+        """Accept a PATCH. The one in force renews its lease, and its command comes back unchanged.
 
-        Raises Conflict for an epoch that is behind, or equal with another body; RefusedLimits for what can't be.
+        Raises Conflict for an epoch that is behind, or equal with another body; RefusedLimits for what can't be;
+        EngineUnavailable before the first engine has said how long the model's context is.
         """
+        if not self.boot_id:
+            raise EngineUnavailable("the model is being loaded; its context length bounds the limits", code="not_ready")
         if patch.epoch < self.epoch:
             raise Conflict(f"epoch {patch.epoch} is below the stored {self.epoch}; read GET /admin/limits first")
-        if patch.epoch == self.epoch and self._last_patch is not None:
+        if patch.epoch == self.epoch and self._last_patch is not None and self.command is not None:
             if _content(patch) != _content(self._last_patch):
                 raise Conflict(f"epoch {patch.epoch} was used with another body; use a higher one")
             if self.source is not LimitsSource.LEASE_EXPIRED:
                 self._renew(patch)
-                return None
+                return self.command
         target = self.target.merged(patch.limits)
         if errors := limit_violations(target, self.ceiling):
             raise RefusedLimits(errors)
@@ -92,7 +97,8 @@ class LimitsKeeper:
 
     def _command(self, mode: ShrinkMode) -> SetLimits:
         self._sequence += 1
-        return SetLimits(self.target, self._sequence, self.source, mode)
+        self.command = SetLimits(self.target, self._sequence, self.source, mode)
+        return self.command
 
     def _lease_remaining_seconds(self) -> int | None:
         return None if self._lease_end_s is None else max(0, math.ceil(self._lease_end_s - self._clock()))

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from guidevane_api.admin import LimitsSource
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, StepReport
+from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, SetLimits, StepReport
 from guidevane_runtime.server.admission import Rejection
 from guidevane_runtime.server.choices import Choice
 
@@ -190,9 +190,10 @@ class ServerMetrics:
     def limits_target(self, limits: SchedulerLimits) -> None:
         self._set_limits(limits, "target")
 
-    def limits_changed(self, source: LimitsSource, epoch: int) -> None:
-        """The engine obeys limits of this wire epoch from now on."""
-        self._changes[source].inc()
+    def limits_changed(self, command: SetLimits, epoch: int) -> None:
+        """Limits were accepted: target, count and wire epoch move together; `effective` follows when a step obeys."""
+        self.limits_target(command.limits)
+        self._changes[command.source].inc()
         self._epoch.set(epoch)
 
     def request_accepted(self, num_prompt_tokens: int, max_tokens: int) -> None:

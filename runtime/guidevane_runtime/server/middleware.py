@@ -12,6 +12,9 @@ from guidevane_runtime.server.tracing import IDS, RequestIds
 
 logger = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
+"""nginx's status for a client that did not wait for its answer; nobody reads it but /metrics."""
+
 
 def error_middleware(metrics: ServerMetrics | None = None) -> Middleware:
     """Turns what a handler raises into a JSON answer, and counts answers where metrics are given."""
@@ -19,10 +22,15 @@ def error_middleware(metrics: ServerMetrics | None = None) -> Middleware:
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[IDS] = RequestIds.of(request.headers)
-        response = await _answered(request, handler)
-        if metrics is not None:
-            metrics.http_answered(_method_name(request), _route_name(request), response.status)
-        return response
+        status = CLIENT_GONE
+        try:
+            response = await _answered(request, handler)
+            status = response.status
+            return response
+        finally:
+            # A handler whose client disconnects is cancelled: it has no response, and is counted all the same.
+            if metrics is not None:
+                metrics.http_answered(_method_name(request), _route_name(request), status)
 
     return answer_errors
 
@@ -53,10 +61,10 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _hung_up(request: web.Request) -> web.Response:
-    """Nobody reads the answer: cut the connection, which a slow reader still holds, and count it as 499."""
+    """Nobody reads the answer: cut the connection, which a slow reader still holds, and count it."""
     if request.transport is not None:
         request.transport.abort()
-    return web.Response(status=499)
+    return web.Response(status=CLIENT_GONE)
 
 
 def _http_message(request: web.Request, error: web.HTTPException) -> str:

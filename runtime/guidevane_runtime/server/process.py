@@ -17,12 +17,12 @@ from guidevane_runtime.core.messages import EngineFailed, StepReport
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.engine.link import process_launcher
 from guidevane_runtime.errors import StartError
+from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.server.admission import AdmissionGate
 from guidevane_runtime.server.api.admin import watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
-from guidevane_runtime.server.model_source import local_model_path
 from guidevane_runtime.server.services import Services
 from guidevane_runtime.server.text.chat_template import ChatTemplate
 from guidevane_runtime.server.text.tokenizer import load_tokenizer
@@ -35,6 +35,8 @@ KEEPALIVE_TIMEOUT_S = 120.0
 NUM_TOKENIZER_THREADS = 2
 """Long prompts tokenised at once: each takes a core from the engine."""
 DRAIN_POLL_S = 0.05
+HANG_TIMEOUT_S = 120.0
+"""Silence after which the engine is ended, and what it holds is lost; four times hang_seconds where that is more."""
 ABORT_GRACE_S = 5.0
 """For the last error events to reach their clients after a drain."""
 
@@ -48,6 +50,7 @@ class Server:
         self._stop_now = asyncio.Event()
         self._engine = EngineClient(
             process_launcher(("--log-format", settings.log_format)),
+            hang_timeout_s=max(HANG_TIMEOUT_S, 4.0 * settings.hang_seconds),
             on_report=self._on_report,
             on_failure=self._on_failure,
         )

@@ -3,7 +3,8 @@
 import hashlib
 import math
 import secrets
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from guidevane_runtime.core.messages import SamplingParams
@@ -19,6 +20,8 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
+MIN_REPETITION_PENALTY = 0.01
+"""A logit is divided by it: by a smaller one it leaves float32's range, and nothing can be drawn."""
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 0.01
 """A temperature in [1e-5, 0.01) is raised to it: smaller ones overflow when logits are divided by them."""
@@ -37,7 +40,7 @@ _RANGES = {
     "min_p": Range(0, 1),
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
-    "repetition_penalty": Range(0, 100, above_low=True),
+    "repetition_penalty": Range(MIN_REPETITION_PENALTY, 100),
     "n": Range(1, MAX_CHOICES),
     "top_k": Range(-1, 1 << 31),
     "min_tokens": Range(0, 1 << 31),
@@ -46,12 +49,19 @@ _RANGES = {
 }
 
 
+class Field(NamedTuple):
+    """A field that the two routes call by different names; errors name it as the client wrote it."""
+
+    name: str
+    value: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """What one request asks for, before its prompts are known."""
 
     n: int
-    max_tokens: int | None
+    max_tokens: Field
     """None: the default of the route, clipped to what fits."""
     stops: tuple[str, ...]
     include_stop: bool
@@ -63,37 +73,19 @@ class Sampling:
 
     def params(self, max_tokens: int, choice: int) -> SamplingParams:
         """Parameters of one choice. Choice 0 draws with the seed itself, so n=1 gives the first of n."""
-        t = self.template
-        return SamplingParams(
-            max_tokens=max_tokens,
-            seed=derived_seed(self.seed, choice),
-            temperature=t.temperature,
-            top_p=t.top_p,
-            top_k=t.top_k,
-            min_p=t.min_p,
-            min_tokens=t.min_tokens,
-            ignore_eos=t.ignore_eos,
-            stop_token_ids=t.stop_token_ids,
-            num_logprobs=t.num_logprobs,
-            presence_penalty=t.presence_penalty,
-            frequency_penalty=t.frequency_penalty,
-            repetition_penalty=t.repetition_penalty,
-            logit_bias=t.logit_bias,
-        )
+        return replace(self.template, max_tokens=max_tokens, seed=derived_seed(self.seed, choice))
 
 
-def read_sampling(
-    request: SamplingFields, *, max_tokens: int | None, num_logprobs: int | None, vocab_size: int
-) -> Sampling:
+def read_sampling(request: SamplingFields, *, max_tokens: Field, num_logprobs: Field, vocab_size: int) -> Sampling:
     """Check every field, naming the first that is wrong."""
     for name, bounds in _RANGES.items():
         _check_range(name, getattr(request, name), bounds)
-    if max_tokens is not None:
-        _check_range("max_tokens", max_tokens, Range(1, 1 << 31))
-    if num_logprobs is not None:
-        _check_range("logprobs", num_logprobs, Range(0, MAX_LOGPROBS))
-    if max_tokens is not None and (request.min_tokens or 0) > max_tokens:
-        raise InvalidRequest(f"min_tokens is {request.min_tokens}, above max_tokens {max_tokens}", param="min_tokens")
+    _check_range(max_tokens.name, max_tokens.value, Range(1, 1 << 31))
+    _check_range(num_logprobs.name, num_logprobs.value, Range(0, MAX_LOGPROBS))
+    if max_tokens.value is not None and (request.min_tokens or 0) > max_tokens.value:
+        raise InvalidRequest(
+            f"min_tokens is {request.min_tokens}, above {max_tokens.name} {max_tokens.value}", param="min_tokens"
+        )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only allowed with stream", param="stream_options")
     return Sampling(
@@ -104,7 +96,7 @@ def read_sampling(
         skip_special_tokens=request.skip_special_tokens is not False,
         priority=request.priority or 0,
         seed=secrets.randbits(63) if request.seed is None else request.seed & ((1 << 63) - 1),
-        template=_template(request, num_logprobs, vocab_size),
+        template=_template(request, num_logprobs.value, vocab_size),
     )
 
 
@@ -176,8 +168,7 @@ def _stop_token_ids(ids: list[int] | None, vocab_size: int) -> frozenset[int]:
         raise InvalidRequest(
             f"stop_token_ids has {len(ids)} entries, at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids"
         )
-    for token_id in ids or ():
-        check_token_id(token_id, vocab_size, "stop_token_ids")
+    check_token_ids(ids or (), vocab_size, "stop_token_ids")
     return frozenset(ids or ())
 
 
@@ -188,14 +179,17 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[i
     for key, value in (bias or {}).items():
         if not (key.isascii() and key.isdigit() and len(key) < 12):
             raise InvalidRequest(f"logit_bias key {key[:40]!r} is no token id", param="logit_bias")
-        check_token_id(int(key), vocab_size, "logit_bias")
+        check_token_ids((int(key),), vocab_size, "logit_bias")
         if not (-100 <= value <= 100):
             raise InvalidRequest(f"logit_bias of {key} is {value}, must be -100 to 100", param="logit_bias")
         found[int(key)] = value
     return tuple(found.items())
 
 
-def check_token_id(token_id: int, vocab_size: int, param: str) -> None:
-    """Refuse an id that the model has no row for."""
-    if not 0 <= token_id < vocab_size:
-        raise InvalidRequest(f"{param} holds {_shown(token_id)}, must be 0 to {vocab_size - 1}", param=param)
+def check_token_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
+    """Refuse ids that the model has no row for: the engine would die of one."""
+    for token_id in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{param} holds token id {_shown(token_id)}, the model has 0 to {vocab_size - 1}", param=param
+            )

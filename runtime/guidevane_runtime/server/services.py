@@ -1,19 +1,21 @@
 """What handlers work with. One object in the app; nothing is read from globals."""
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aiohttp import web
 
 from guidevane_runtime.core.messages import EngineStats, StepReport
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.errors import GuidevaneError, NotFound
-from guidevane_runtime.server.admission import AdmissionGate, Capacity, rejection_reason
+from guidevane_runtime.server.admission import AdmissionGate, Capacity, Refused, Rejection, rejection_reason
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.text.chat_template import ChatTemplate
@@ -21,8 +23,10 @@ from guidevane_runtime.server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-THREADED_CHARS = 32 << 10
-"""A text longer than this is tokenised in a thread: it would hold up /health."""
+THREADED_SIZE = 32 << 10
+"""Bytes or characters from which work goes to a thread: on the event loop it would hold up /health and every stream."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -53,11 +57,6 @@ class Services:
     def stats(self) -> EngineStats:
         report = self.engine.last_report
         return report.stats if report else EngineStats()
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether a request sent now would be served: loaded, not draining, and the engine speaks."""
-        return self.gate.capacity is not None and not self.gate.is_draining and not self.is_hung
 
     @property
     def is_hung(self) -> bool:
@@ -93,6 +92,13 @@ class Services:
         self.gate.observe(EngineStats(), 0, 0.0)
         self.metrics.engine_lost()
 
+    def check_open(self) -> None:
+        """503 unless a request sent now would be served: loaded, not draining, and the engine speaks."""
+        self.gate.check_open()
+        if self.is_hung:
+            message = f"the engine has been silent for more than {self.hang_after_s:.0f} s"
+            raise Refused(Rejection.NOT_READY, message, self.hang_after_s)
+
     def check_model(self, name: str | None) -> None:
         """404 for a model that is not served here; a body without one means the only one."""
         if name is not None and name != self.model_name:
@@ -102,15 +108,17 @@ class Services:
                 code="model_not_found",
             )
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
-        if len(text) <= THREADED_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.pool, self._encode, text, add_special_tokens)
+    async def off_loop(self, size: int, work: Callable[[], Result]) -> Result:
+        """Do work on so many bytes or characters, in a thread if it is much."""
+        if size <= THREADED_SIZE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        return [await self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        """Token ids of each text. One piece of work each: what is left is not done for a client that is gone."""
+        encode = functools.partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
+        size = sum(map(len, texts))
+        return [await self.off_loop(size, functools.partial(encode, text)) for text in texts]
 
     @contextmanager
     def door(self) -> Iterator[None]:
@@ -120,9 +128,6 @@ class Services:
         except GuidevaneError as error:
             self.metrics.rejected(rejection_reason(error))
             raise
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 SERVICES = web.AppKey("services", Services)

@@ -305,6 +305,14 @@ def test_settings_that_the_machine_cannot_meet_are_refused(model_dir: Path, load
         load(model_dir, kv_cache_bytes=10_000)
 
 
+def test_what_the_kernels_refuse_is_worth_no_restart(
+    model_dir: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUIDEVANE_KERNELS_PROVIDER", "abacus")
+    with pytest.raises(DeviceError, match="unknown kernels provider 'abacus'; use auto, torch or triton"):
+        load(model_dir)
+
+
 def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_loaded(model_dir: Path, load: Load) -> None:
     with pytest.raises(DeviceError, match=r"MiB for its KV cache, the memory limit is \d+ MiB; raise resources"):
         load(model_dir, kv_cache_bytes=1 << 50)

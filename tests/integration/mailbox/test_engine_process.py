@@ -160,6 +160,20 @@ async def test_an_engine_that_never_gets_ready_is_given_up_after_three_starts() 
     assert len(engine.pids) == 3
 
 
+async def test_a_start_that_fails_in_an_unforeseen_way_is_not_waited_for() -> None:
+    async def launch(sock: socket.socket) -> EngineProcess:
+        raise RuntimeError("can't start new thread")
+
+    failures: list[EngineFailed] = []
+    client = EngineClient(launch, on_failure=failures.append)
+    await client.start(SETTINGS)
+    async with asyncio.timeout(5):
+        with pytest.raises(StartError, match="can't start new thread"):
+            await client.wait_ready()
+    await client.stop()
+    assert [failure.fatal for failure in failures] == [True]
+
+
 async def test_limits_change_between_two_steps_and_outlive_the_engine() -> None:
     limits = SetLimits(SchedulerLimits(max_num_seqs=3), epoch=7, source=LimitsSource.SPEC)
     async with running() as engine:

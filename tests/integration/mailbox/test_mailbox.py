@@ -29,6 +29,17 @@ def test_all_the_mail_that_is_there_comes_at_once() -> None:
     server.close()
 
 
+def test_what_comes_with_the_first_message_is_not_lost() -> None:
+    """A Shutdown or new limits, sent while the engine's process starts."""
+    server, engine = socket.socketpair()
+    mailbox = Mailbox(engine)
+    server.sendall(encode("settings") + encode(SUBMIT) + encode("more"))
+    assert mailbox.take_first() == "settings"
+    assert mailbox.take(0.0) == [SUBMIT, "more"]
+    mailbox.close()
+    server.close()
+
+
 def test_a_mailbox_whose_other_side_is_gone_says_so() -> None:
     server, engine = socket.socketpair()
     mailbox = Mailbox(engine)
@@ -63,4 +74,3 @@ async def test_a_slow_reader_gets_everything_and_one_end() -> None:
     rest = [output async for output in stream]
     assert first.new_token_ids == tuple(range(50))
     assert [(output.new_token_ids, output.finish_reason) for output in rest] == [((50,), FinishReason.LENGTH)]
-    assert stream.has_ended

@@ -114,7 +114,8 @@ def byte_tokenizer() -> Backend:
     backend = Backend(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>")])
+    # <beyond> is one more than the model has rows for, as fine-tuned models have it.
+    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>", "<beyond>")])
     return backend
 
 

@@ -61,9 +61,12 @@ async def test_blocks_are_free_soon_after_a_client_is_gone(client: Any, stream: 
     await asyncio.gather(task, return_exceptions=True)
     async with asyncio.timeout(2.0):
         await assert_nothing_is_left(client)
-    # Aborted, not run to their end unread.
+    # Aborted, not run to their end unread; and counted as what it was.
+    after = await client.metrics()
     name = "vllm:request_success_total{finished_reason=abort}"
-    assert (await client.metrics())[name] - before[name] == 3
+    assert after[name] - before[name] == 3
+    name = "http_requests_total{handler=/v1/completions,method=POST,status=499}"
+    assert after[name] - before.get(name, 0) == 1
 
 
 async def test_a_client_that_goes_before_its_body_is_complete_leaves_nothing(client: Any) -> None:

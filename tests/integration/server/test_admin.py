@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -36,6 +38,24 @@ async def test_a_patch_is_answered_when_the_engine_obeys_it(restored: Any) -> No
     metrics = await restored.metrics()
     assert metrics["guidevane_limit{kind=effective,name=maxNumSeqs}"] == 3
     assert metrics["guidevane_limits_epoch"] == epoch
+
+
+async def test_a_patch_whose_sender_did_not_wait_is_known_and_may_be_sent_again(restored: Any) -> None:
+    body = {"epoch": next(epochs), "limits": {"maxNumSeqs": 5}}
+    engine = restored.runtime.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await restored.admin("PATCH", body)
+        assert (await restored.metrics())["guidevane_limits_epoch"] == body["epoch"]
+        again = asyncio.create_task(restored.admin("PATCH", body))
+        done, _ = await asyncio.wait((again,), timeout=0.5)
+        assert not done, "answered before the engine obeyed"
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    status, view = await again
+    assert (status, view["effective"]["maxNumSeqs"]) == (200, 5)
 
 
 async def test_running_requests_finish_while_the_limit_shrinks(restored: Any) -> None:

@@ -68,9 +68,10 @@ async def test_a_request_that_waited_too_long_is_504_and_not_to_be_retried(small
 
 async def test_all_choices_come_in_or_none(small: Any, connect: Any) -> None:
     async with connect(small) as client:
-        before = await client.metrics()
-        status, body, _ = await client.post("/v1/completions", {**SHORT, "n": 8})
-        after = await client.metrics()
+        async with running(client, 1):
+            before = await client.metrics()
+            status, body, _ = await client.post("/v1/completions", {**SHORT, "n": 5})
+            after = await client.metrics()
         assert (status, body["error"]["code"]) == (503, "queue_full")
         assert after["vllm:request_prompt_tokens_count"] == before["vllm:request_prompt_tokens_count"]
         status, _, _ = await client.post("/v1/completions", {**SHORT, "n": 5})

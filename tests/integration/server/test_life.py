@@ -46,6 +46,8 @@ async def test_a_live_server_is_not_ready_before_its_engine(start_runtime: Any, 
             status, body, headers = await client.post("/v1/completions", {"prompt": "a"})
             assert (status, body["error"]["code"]) == (503, "not_ready")
             assert int(headers["Retry-After"]) >= 1
+            status, body = await client.admin("PATCH", {"epoch": 1, "limits": {"maxNumSeqs": 5}})
+            assert (status, body["error"]["code"]) == (503, "not_ready")
             await wait_until(client, is_ready=True)
             assert (await client.get("/health"))[0] == (await client.get("/ping"))[0] == 200
 
@@ -128,6 +130,8 @@ async def test_a_hung_engine_turns_readiness_off(start_runtime: Any, tiny_model:
             os.kill(engine, signal.SIGSTOP)
             try:
                 await wait_until(client, is_ready=False, timeout_s=10)
+                status, body, _ = await client.post("/v1/completions", {"prompt": "a"})
+                assert (status, body["error"]["code"]) == (503, "not_ready")
             finally:
                 os.kill(engine, signal.SIGCONT)
             await wait_until(client, is_ready=True)

@@ -100,6 +100,7 @@ REFUSED_HF = {
     "wrong type": ({"hidden_size": "2048"}, BrokenModel, "hidden_size is '2048', an integer"),
     "zero": ({"num_hidden_layers": 0}, BrokenModel, "num_layers is 0"),
     "heads": ({"num_key_value_heads": 5}, BrokenModel, "32 attention heads can't share 5"),
+    "end": ({"eos_token_id": [2, 32000]}, BrokenModel, "token 32000 ends a text, the model has 0 to 31999"),
     "odd head": ({"head_dim": 63}, BrokenModel, "head_dim is 63"),
 }
 
@@ -121,6 +122,7 @@ REFUSED_GGUF = {
     "window": ({"llama__attention__sliding_window": 4096}, UnsupportedModel, "sliding_window is 4096"),
     "rope": ({"llama__rope__scaling__type": "yarn"}, UnsupportedModel, "'yarn'"),
     "partial rotary": ({"llama__rope__dimension_count": 32}, UnsupportedModel, "rope.dimension_count is 32"),
+    "end": ({"tokenizer__ggml__eot_token_id": 32000}, BrokenModel, "token 32000 ends a text"),
     "missing": ({"llama__block_count": None}, BrokenModel, "llama.block_count is missing"),
 }
 

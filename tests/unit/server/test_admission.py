@@ -47,9 +47,17 @@ def test_slots_that_memory_does_not_allow_are_no_room(clock: Clock) -> None:
 
 def test_a_group_comes_in_whole_or_not_at_all(clock: Clock) -> None:
     gate = make_gate(clock, max_num_seqs=2, max_queued_requests=3)
-    refusal(gate, 6)
-    assert gate.num_live == 0
+    (held,) = gate.enter(1)
+    refusal(gate, 5)
+    assert gate.num_live == 1
+    held.release()
     assert len(gate.enter(5)) == 5
+
+
+def test_more_choices_than_an_idle_engine_has_places_for_are_no_overload(clock: Clock) -> None:
+    gate = make_gate(clock, max_num_seqs=2, max_queued_requests=3)
+    with pytest.raises(InvalidRequest, match=r"asks for 6 choices, .* have room for 5"):
+        gate.enter(6)
 
 
 def test_a_released_lease_makes_room_once(clock: Clock) -> None:
@@ -96,6 +104,7 @@ def test_retry_after_follows_the_pace_at_which_requests_end(clock: Clock) -> Non
         gate = make_gate(clock, max_num_seqs=100, max_queued_requests=100)
         for lease in gate.enter(100):
             clock.now_s += gap_s
+            lease.started = True
             lease.release()
         gate.enter(200)
         return refusal(gate, 10).retry_after_s
@@ -103,6 +112,23 @@ def test_retry_after_follows_the_pace_at_which_requests_end(clock: Clock) -> Non
     assert waits(0.01) <= 2
     assert 50 <= waits(6.0) <= 61
     assert waits(30.0) == 120
+
+
+def test_what_is_refused_behind_the_door_does_not_quicken_the_pace(clock: Clock) -> None:
+    gate = make_gate(clock, max_num_seqs=1, max_queued_requests=1)
+
+    def end_one() -> None:
+        (lease,) = gate.enter(1)
+        lease.started = True
+        lease.release()
+
+    for _ in range(100):
+        clock.now_s += 10.0
+        end_one()
+    for _ in range(100):
+        gate.enter(1)[0].release()
+    gate.enter(2)
+    assert refusal(gate).retry_after_s >= 9
 
 
 def test_retry_after_for_tokens_follows_the_prefill_rate(clock: Clock) -> None:
@@ -134,6 +160,13 @@ def test_a_request_must_fit_the_context(
     else:
         with pytest.raises(error):
             gate.check_prompt(num_prompt, max_tokens)
+
+
+def test_a_text_that_no_tokenising_makes_short_enough_is_too_long(clock: Clock) -> None:
+    gate = make_gate(clock, max_prompt_tokens=50)
+    gate.check_text(50 * 8, 8)
+    with pytest.raises(TooLong, match=r"408 characters, which are 51 tokens or more, limits\.maxPromptTokens is 50"):
+        gate.check_text(51 * 8, 8)
 
 
 def test_a_prompt_above_its_own_limit_is_too_long(clock: Clock) -> None:

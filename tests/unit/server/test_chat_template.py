@@ -32,6 +32,11 @@ def test_a_template_that_refuses_says_so_with_its_own_words() -> None:
         render("{{ raise_exception('only users speak') }}")
 
 
+def test_a_filter_that_does_not_like_a_value_refuses_the_messages() -> None:
+    with pytest.raises(InvalidRequest, match="no attribute 'items'"):
+        render("{{ mode | dictsort }}", mode=3)
+
+
 def test_a_template_cannot_leave_its_sandbox() -> None:
     with pytest.raises(InvalidRequest):
         render("{{ messages.__class__.__mro__[1].__subclasses__() }}")

@@ -3,7 +3,7 @@ import pytest
 from guidevane_api.admin import LimitsPatch, LimitsSource, ShrinkMode
 from guidevane_api.limits import Envelope, PartialLimits, SchedulerLimits
 from guidevane_runtime.core.messages import EngineReady, EngineStats
-from guidevane_runtime.errors import Conflict
+from guidevane_runtime.errors import Conflict, EngineUnavailable
 from guidevane_runtime.server.limits_keeper import LimitsKeeper, RefusedLimits
 
 STARTUP = SchedulerLimits(max_num_seqs=8)
@@ -38,9 +38,17 @@ def patch(epoch: int, max_num_seqs: int = 4, lease_seconds: int = 60) -> LimitsP
 
 def test_a_patch_changes_what_it_names_and_keeps_the_rest(keeper: LimitsKeeper) -> None:
     command = keeper.change(patch(7))
-    assert command is not None
     assert command.limits == STARTUP.model_copy(update={"max_num_seqs": 4}) == keeper.target
     assert (keeper.epoch, keeper.source, command.mode) == (7, LimitsSource.SPEC, ShrinkMode.DRAIN)
+
+
+def test_a_patch_has_to_wait_for_the_first_engine(clock: Clock) -> None:
+    """Else the engine's start-up limits would become the target, while it obeys the patch."""
+    keeper = LimitsKeeper(STARTUP, Envelope(max_num_seqs=16), clock)
+    with pytest.raises(EngineUnavailable, match="the model is being loaded"):
+        keeper.change(patch(7))
+    keeper.engine_ready(ready())
+    assert keeper.change(patch(7)).limits == keeper.target
 
 
 def test_a_lower_epoch_is_refused(keeper: LimitsKeeper) -> None:
@@ -50,9 +58,9 @@ def test_a_lower_epoch_is_refused(keeper: LimitsKeeper) -> None:
 
 
 def test_the_same_patch_again_does_nothing_but_renew_the_lease(keeper: LimitsKeeper, clock: Clock) -> None:
-    keeper.change(patch(7, lease_seconds=60))
+    command = keeper.change(patch(7, lease_seconds=60))
     clock.now_s += 50
-    assert keeper.change(patch(7, lease_seconds=60)) is None
+    assert keeper.change(patch(7, lease_seconds=60)) is command
     clock.now_s += 50
     assert keeper.expire() is None
     assert keeper.view(EngineStats()).lease_remaining_seconds == 10
@@ -83,8 +91,8 @@ def test_a_lease_that_ran_out_goes_back_to_the_startup_limits_once(keeper: Limit
 def test_after_a_lapse_the_same_patch_is_obeyed_again(keeper: LimitsKeeper, clock: Clock) -> None:
     keeper.change(patch(7))
     clock.now_s += 61
-    keeper.expire()
-    assert keeper.change(patch(7)) is not None
+    lapse = keeper.expire()
+    assert keeper.change(patch(7)) is not lapse
     assert keeper.target.max_num_seqs == 4
 
 
@@ -92,7 +100,7 @@ def test_the_number_for_the_engine_grows_with_every_change(keeper: LimitsKeeper,
     first = keeper.change(patch(100))
     clock.now_s += 61
     lapse, second = keeper.expire(), keeper.change(patch(101))
-    assert first and lapse and second
+    assert lapse
     assert first.epoch < lapse.epoch < second.epoch
 
 

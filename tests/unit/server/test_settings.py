@@ -7,7 +7,7 @@ import pytest
 
 from guidevane_api.limits import PartialLimits
 from guidevane_runtime.errors import ModelNotFound, StartError, UnsupportedModel
-from guidevane_runtime.server.model_source import local_model_path
+from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.settings import RuntimeSettings, read_settings
 
 
@@ -66,6 +66,7 @@ def test_an_unknown_flag_ends_with_status_2_and_is_named() -> None:
 def test_the_served_name_is_the_last_part_of_the_model_by_default() -> None:
     assert read_settings(["--model", "/models/smol/"], {}).model_name == "smol"
     assert read_settings(["--model", "/m", "--served-model-name", "x"], {}).model_name == "x"
+    assert read_settings(["--model", "."], {}).model_name == Path.cwd().name
 
 
 def test_startup_limits_come_from_their_file(tmp_path: Path) -> None:
@@ -93,10 +94,12 @@ def test_a_token_file_without_a_token_stops_the_start(tmp_path: Path, content: s
 
 
 def test_a_folder_with_one_gguf_means_that_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="holds no model"):
+        local_model_path(str(tmp_path))
     (tmp_path / "a.gguf").touch()
     assert local_model_path(str(tmp_path)) == tmp_path / "a.gguf" == local_model_path(f"file://{tmp_path}")
     (tmp_path / "b.gguf").touch()
-    with pytest.raises(ModelNotFound, match="2 "):
+    with pytest.raises(UnsupportedModel, match=r"2 GGUF files \(a\.gguf, b\.gguf\)"):
         local_model_path(str(tmp_path))
     (tmp_path / "config.json").touch()
     assert local_model_path(str(tmp_path)) == tmp_path

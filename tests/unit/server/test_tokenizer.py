@@ -1,4 +1,5 @@
 import json
+import struct
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from guidevane_runtime.errors import StartError
+from guidevane_runtime.errors import BrokenModel, StartError
 from guidevane_runtime.server.text.gguf_vocab import backend_from_gguf
 from guidevane_runtime.server.text.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
@@ -138,6 +139,29 @@ def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
 def test_a_directory_without_tokenizer_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+def test_a_configuration_that_is_no_object_stops_the_start(tmp_path: Path) -> None:
+    backend_from_gguf(byte_level_metadata("smollm", [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(BrokenModel, match=r"tokenizer_config\.json holds a list"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_gguf_file_without_its_vocabulary_stops_the_start(tmp_path: Path) -> None:
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    file = tmp_path / "model.gguf"
+    string_type = struct.pack("<I", 8)
+    pair = text("tokenizer.ggml.model") + string_type + text("gpt2")
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair)
+    with pytest.raises(BrokenModel, match=r"incomplete: KeyError\('tokenizer\.ggml\.merges'\)"):
+        load_tokenizer(file)
+
+
+def test_no_token_stands_for_more_characters_than_the_longest(tokenizer: Tokenizer) -> None:
+    assert tokenizer.max_token_chars == len("</s>")
 
 
 def test_special_tokens_are_invisible_in_answers(tokenizer: Tokenizer) -> None:

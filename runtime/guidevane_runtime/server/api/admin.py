@@ -36,27 +36,32 @@ async def change_limits(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     try:
         patch = _parse(await request.read())
-        old = services.limits.target
-        command = services.limits.change(patch)
+        limits = services.limits
+        old, before = limits.target, limits.command
+        command = limits.change(patch)
     except RefusedLimits as error:
         body = error_body(request, error)
         body["error"]["errors"] = error.errors
         return web.json_response(body, status=error.status)
-    if command is not None:
-        await obey(services, command, old, f"epoch {patch.epoch} from {patch.source}")
+    if command is not before:
+        announce(services, command, old, f"epoch {patch.epoch} from {patch.source}")
+    await obey(services, command)
     return _view(services)
 
 
-async def obey(services: Services, command: SetLimits, old: SchedulerLimits, why: str) -> None:
-    """Hand new limits to the engine, wait until a step obeyed them, and say what changed."""
-    services.metrics.limits_target(command.limits)
+def announce(services: Services, command: SetLimits, old: SchedulerLimits, why: str) -> None:
+    """Say what changed. Before anything is awaited: who asked may be gone before the engine obeys."""
+    services.metrics.limits_changed(command, services.limits.epoch)
+    logger.info("limits changed", extra={**_changes(old, command.limits), "reason": why})
+
+
+async def obey(services: Services, command: SetLimits) -> None:
+    """Hand limits to the engine and wait until a step obeyed them. May be called again for the same ones."""
     try:
         async with asyncio.timeout(CONFIRM_TIMEOUT_S):
             await services.engine.set_limits(command)
     except TimeoutError as error:
         raise EngineUnavailable(f"the engine took no limits within {CONFIRM_TIMEOUT_S:.0f} s") from error
-    services.metrics.limits_changed(command.source, services.limits.epoch)
-    logger.info("limits changed", extra={**_changes(old, command.limits), "reason": why})
 
 
 async def watch_lease(services: Services, poll_interval_s: float = 1.0) -> None:
@@ -66,7 +71,8 @@ async def watch_lease(services: Services, poll_interval_s: float = 1.0) -> None:
         old = services.limits.target
         command = services.limits.expire()
         if command is not None:
-            await _obey_or_log(services, command, old)
+            announce(services, command, old, "the lease was not renewed")
+            await _obey_or_log(services, command)
 
 
 def token_middleware(token: str) -> Middleware:
@@ -83,9 +89,9 @@ def token_middleware(token: str) -> Middleware:
     return check_token
 
 
-async def _obey_or_log(services: Services, command: SetLimits, old: SchedulerLimits) -> None:
+async def _obey_or_log(services: Services, command: SetLimits) -> None:
     try:
-        await obey(services, command, old, "the lease was not renewed")
+        await obey(services, command)
     except EngineUnavailable as error:
         # The client hands the limits to the next engine, so nothing is lost.
         logger.warning("limits wait for the engine", extra={"reason": error.message})

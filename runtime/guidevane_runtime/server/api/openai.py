@@ -12,6 +12,7 @@ from guidevane_runtime.server.admission import Lease, Rejection
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.generation import Generation
 from guidevane_runtime.server.jobs import Job, read_chat, read_completion
+from guidevane_runtime.server.sampling import check_token_ids
 from guidevane_runtime.server.schemas import ChatCompletionRequest, CompletionRequest, parse_body
 from guidevane_runtime.server.services import SERVICES, Services
 from guidevane_runtime.server.shapes import AnswerShape, ChatShape, CompletionShape, Envelope
@@ -26,8 +27,9 @@ routes = web.RouteTableDef()
 async def completions(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     with services.door():
-        services.gate.check_open()
-        job = read_completion(parse_body(await request.read(), CompletionRequest), services)
+        services.check_open()
+        raw = await request.read()
+        job = await services.off_loop(len(raw), lambda: read_completion(parse_body(raw, CompletionRequest), services))
     return await _answer(request, job, "cmpl", _completion_shape)
 
 
@@ -35,8 +37,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     with services.door():
-        services.gate.check_open()
-        job = read_chat(parse_body(await request.read(), ChatCompletionRequest), services)
+        services.check_open()
+        raw = await request.read()
+        job = await services.off_loop(len(raw), lambda: read_chat(parse_body(raw, ChatCompletionRequest), services))
     return await _answer(request, job, "chatcmpl", _chat_shape)
 
 
@@ -116,21 +119,16 @@ async def _generate(
 
 async def _choices(job: Job, services: Services, leases: Sequence[Lease]) -> list[Choice]:
     """Tokenise, check what each prompt asks for, and charge the leases: nothing is awaited after the first check."""
-    prompts = [
-        tuple(
-            await services.encode(prompt, add_special_tokens=job.add_special_tokens)
-            if isinstance(prompt, str)
-            else prompt
-        )
-        for prompt in job.prompts
-    ]
-    gate, n = services.gate, job.sampling.n
+    gate, n, wanted = services.gate, job.sampling.n, job.sampling.max_tokens
+    prompts = await _prompts(job, services)
     max_tokens = []
     for prompt in prompts:
         if not prompt:
             raise InvalidRequest("the prompt has no tokens; send at least one character", param="prompt")
-        gate.check_prompt(len(prompt), job.sampling.max_tokens)
-        limit = job.sampling.max_tokens or gate.default_max_tokens(len(prompt), job.default_max_tokens)
+        gate.check_prompt(len(prompt), wanted.value, wanted.name)
+        # Of texts too: a tokenizer may know tokens that were added after the model's last row.
+        check_token_ids(prompt, services.vocab_size, "prompt")
+        limit = wanted.value or gate.default_max_tokens(len(prompt), job.default_max_tokens)
         if job.sampling.template.min_tokens > limit:
             raise InvalidRequest(
                 f"min_tokens is {job.sampling.template.min_tokens}, above max_tokens {limit}", param="min_tokens"
@@ -139,9 +137,18 @@ async def _choices(job: Job, services: Services, leases: Sequence[Lease]) -> lis
     gate.charge(leases, [len(prompt) for prompt in prompts for _ in range(n)])
     return [
         _choice(job, services, prompt, limit, row * n + i, i)
-        for row, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True))
+        for row, (prompt, limit) in enumerate(zip(map(tuple, prompts), max_tokens, strict=True))
         for i in range(n)
     ]
+
+
+async def _prompts(job: Job, services: Services) -> list[list[int]]:
+    """Token ids of every prompt. A text that is too long in any case is refused before it costs anything."""
+    texts = [prompt for prompt in job.prompts if isinstance(prompt, str)]
+    for text in texts:
+        services.gate.check_text(len(text), services.tokenizer.max_token_chars)
+    encoded = iter(await services.encode_all(texts, add_special_tokens=job.add_special_tokens))
+    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in job.prompts]
 
 
 def _choice(job: Job, services: Services, prompt: tuple[int, ...], max_tokens: int, index: int, sibling: int) -> Choice:

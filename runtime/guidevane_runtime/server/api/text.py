@@ -1,20 +1,42 @@
 """POST /tokenize and /detokenize."""
 
+from collections.abc import Callable
+
+import msgspec
 from aiohttp import web
 
 from guidevane_runtime.errors import InvalidRequest
 from guidevane_runtime.server.jobs import render_chat
-from guidevane_runtime.server.sampling import check_token_id
+from guidevane_runtime.server.sampling import check_token_ids
 from guidevane_runtime.server.schemas import DetokenizeRequest, TokenizeRequest, parse_body
-from guidevane_runtime.server.services import SERVICES
+from guidevane_runtime.server.services import SERVICES, Services
+
+MAX_TEXT_BYTES = 4 << 20
+"""Of a body. These routes pass no admission: without a bound they would take the threads that prompts wait for."""
 
 routes = web.RouteTableDef()
 
 
 @routes.post("/tokenize")
 async def tokenize(request: web.Request) -> web.Response:
-    services = request.app[SERVICES]
-    body = parse_body(await request.read(), TokenizeRequest)
+    return await _answer(request, _tokenized)
+
+
+@routes.post("/detokenize")
+async def detokenize(request: web.Request) -> web.Response:
+    return await _answer(request, _detokenized)
+
+
+async def _answer(request: web.Request, work: Callable[[bytes, Services], dict[str, object]]) -> web.Response:
+    services, raw = request.app[SERVICES], await request.read()
+    if len(raw) > MAX_TEXT_BYTES:
+        raise InvalidRequest(f"the body has {len(raw)} bytes, at most {MAX_TEXT_BYTES}; send the text in parts")
+    body = await services.off_loop(len(raw), lambda: msgspec.json.encode(work(raw, services)))
+    return web.Response(body=body, content_type="application/json")
+
+
+def _tokenized(raw: bytes, services: Services) -> dict[str, object]:
+    body = parse_body(raw, TokenizeRequest)
     services.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
@@ -24,19 +46,16 @@ async def tokenize(request: web.Request) -> web.Response:
         # A template writes the special tokens itself.
         text = render_chat(services, body.messages, body.add_generation_prompt)
         special = bool(body.add_special_tokens)
-    ids = await services.encode(text, add_special_tokens=special)
+    ids = services.tokenizer.encode(text, add_special_tokens=special)
     answer = {"count": len(ids), "max_model_len": services.limits.target.max_model_len, "tokens": ids}
     names = [services.tokenizer.token_name(token_id) for token_id in ids] if body.return_token_strs else None
-    return web.json_response({**answer, "token_strs": names})
+    return {**answer, "token_strs": names}
 
 
-@routes.post("/detokenize")
-async def detokenize(request: web.Request) -> web.Response:
-    services = request.app[SERVICES]
-    body = parse_body(await request.read(), DetokenizeRequest)
+def _detokenized(raw: bytes, services: Services) -> dict[str, object]:
+    body = parse_body(raw, DetokenizeRequest)
     services.check_model(body.model)
     if body.tokens is None:
         raise InvalidRequest("send tokens, a list of token ids", param="tokens")
-    for token_id in body.tokens:
-        check_token_id(token_id, services.vocab_size, "tokens")
-    return web.json_response({"prompt": services.tokenizer.decode(body.tokens)})
+    check_token_ids(body.tokens, services.vocab_size, "tokens")
+    return {"prompt": services.tokenizer.decode(body.tokens)}

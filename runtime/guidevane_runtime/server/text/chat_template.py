@@ -14,6 +14,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from guidevane_runtime.errors import InvalidRequest, StartError
 from guidevane_runtime.server.text.tokenizer import SpecialTokens
 
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a template raises on messages that it was not written for; its filters raise whatever Python does."""
+
 
 class ChatTemplate:
     """A compiled template. Only the model's own is rendered, never one that a client sent."""
@@ -37,7 +48,7 @@ class ChatTemplate:
         ours = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._names}
         try:
             return self._template.render({**(extra or {}), **ours})
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 
 

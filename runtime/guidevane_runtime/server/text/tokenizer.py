@@ -9,8 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from guidevane_runtime.errors import StartError
+from guidevane_runtime.errors import BrokenModel, StartError
 from guidevane_runtime.gguf_file import GgufFile
+from guidevane_runtime.model_source import read_json_object
 from guidevane_runtime.server.text.gguf_vocab import backend_from_gguf, special_tokens_of_gguf
 
 
@@ -33,6 +34,8 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added = {i: token.content.encode() for i, token in added.items()}
         self.num_tokens = backend.get_vocab_size(with_added_tokens=True)
+        self.max_token_chars = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
+        """No token stands for more characters of a text."""
         self._byte_level = "ByteLevel" in json.dumps(json.loads(backend.to_str())["decoder"])
         # The vocabulary is fixed, and a stream asks for the same few thousand tokens again and again.
         self.token_bytes = functools.lru_cache(maxsize=65536)(self._token_bytes)
@@ -74,8 +77,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def _from_gguf(path: Path) -> Tokenizer:
     metadata: dict[str, Any] = GgufFile(path).metadata
-    bos, eos = special_tokens_of_gguf(metadata)
-    return Tokenizer(backend_from_gguf(metadata), SpecialTokens(bos, eos), metadata.get("tokenizer.chat_template"))
+    try:
+        backend, (bos, eos) = backend_from_gguf(metadata), special_tokens_of_gguf(metadata)
+    except StartError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception for every fault of the vocabulary
+        raise BrokenModel(f"the tokenizer in {path} is incomplete: {error!r}; convert the model again") from error
+    return Tokenizer(backend, SpecialTokens(bos, eos), metadata.get("tokenizer.chat_template"))
 
 
 def _from_directory(path: Path) -> Tokenizer:
@@ -88,7 +96,8 @@ def _from_directory(path: Path) -> Tokenizer:
         raise StartError(f"can't read {file}: {error}") from error
     backend.no_truncation()
     backend.no_padding()
-    config = _read_json(path / "tokenizer_config.json")
+    config_file = path / "tokenizer_config.json"
+    config = read_json_object(config_file) if config_file.is_file() else {}
     special = SpecialTokens(_content(config.get("bos_token")), _content(config.get("eos_token")))
     return Tokenizer(backend, special, _template_of_directory(path, config))
 
@@ -96,22 +105,12 @@ def _from_directory(path: Path) -> Tokenizer:
 def _template_of_directory(path: Path, config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
     return template
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        loaded: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
-        raise StartError(f"can't read {file}: {error}") from error
-    return loaded
 
 
 def _content(token: dict[str, Any] | str | None) -> str | None:

@@ -1,0 +1,56 @@
+"""What happens to the engine's requests when something goes wrong on our side of the mailbox."""
+
+import types
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.messages import AbortCause, RequestOutput, SamplingParams, Submit
+from guidevane_runtime.engine.stream import RequestStream
+from guidevane_runtime.server.admission import AdmissionGate, Capacity
+from guidevane_runtime.server.choices import Choice
+from guidevane_runtime.server.generation import Generation
+from guidevane_runtime.server.metrics import ServerMetrics
+from guidevane_runtime.server.services import Services
+from guidevane_runtime.server.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """Gives every request one output, and remembers what it was told."""
+
+    def __init__(self, output: RequestOutput) -> None:
+        self.output = output
+        self.aborted: list[AbortCause] = []
+
+    def submit(self, submit: Submit) -> RequestStream:
+        stream = RequestStream(submit.request_id)
+        stream.put(RequestOutput(submit.request_id, self.output.new_token_ids))
+        return stream
+
+    def abort(self, request_id: str, cause: AbortCause) -> None:
+        self.aborted.append(cause)
+
+
+def make_services(engine: Engine) -> Services:
+    gate = AdmissionGate(limits=SchedulerLimits, clock=lambda: 0.0)
+    gate.capacity = Capacity(num_blocks=100, block_size=16)
+    metrics = ServerMetrics(CollectorRegistry(), "tiny", 100)
+    parts: Any = types.SimpleNamespace(engine=engine, gate=gate, metrics=metrics, clock=lambda: 0.0)
+    return cast(Services, parts)
+
+
+async def test_a_choice_that_we_fail_on_is_no_longer_run_by_the_engine(tokenizer: Tokenizer) -> None:
+    class Damaged(Choice):
+        def feed(self, output: RequestOutput) -> Any:
+            raise ZeroDivisionError("a fault of ours")
+
+    engine = Engine(RequestOutput("", (1,)))
+    services = make_services(engine)
+    choice = Damaged(0, (1,), SamplingParams(max_tokens=100, seed=1), tokenizer)
+    with pytest.raises(ZeroDivisionError):
+        async with Generation(services, [choice], services.gate.enter(1), arrival_s=0.0) as generation:
+            await generation.next()
+    assert engine.aborted == [AbortCause.CANCELLED]
+    assert services.gate.num_live == 0
