@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import Envelope, SchedulerLimits
+from guidevane_runtime.core.tenants import RequestClass, TenantPolicy
 
 
 class FinishReason(StrEnum):
@@ -19,7 +20,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     ERROR = "error"
     TIMEOUT = "timeout"
-    """waitingTimeoutMilliseconds passed before the first step."""
+    """waitingTimeoutMilliseconds passed before the first step, or the request's own deadline at any time."""
 
 
 class AbortCause(StrEnum):
@@ -67,7 +68,12 @@ class Submit:
     params: SamplingParams
     arrival_s: float
     priority: int = 0
-    """Lower runs earlier."""
+    """Lower runs earlier, inside its tenant and class."""
+    tenant: str = ""
+    """Whose share of the service it uses. Empty: of those without a name, who share as one tenant."""
+    request_class: RequestClass = RequestClass.INTERACTIVE
+    deadline_s: float | None = None
+    """When it ends with TIMEOUT if it has not ended before, on the clock of arrival_s; the earliest runs first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,13 @@ class SetLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class SetTenants:
+    policy: TenantPolicy
+    epoch: int
+    """Its own count, apart from that of the limits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Abort what is left with AbortCause.SHUTDOWN, report it, exit.
 
@@ -92,7 +105,7 @@ class Shutdown:
     """
 
 
-Command = Submit | Abort | SetLimits | Shutdown
+Command = Submit | Abort | SetLimits | SetTenants | Shutdown
 
 
 @dataclass(frozen=True, slots=True)

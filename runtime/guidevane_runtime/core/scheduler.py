@@ -12,11 +12,21 @@ from guidevane_runtime.core.admission import MemoryGate, OutputForecast, kv_limi
 from guidevane_runtime.core.block_pool import BlockPool, BlockTable
 from guidevane_runtime.core.budget import PrefillLanes, StepPlan
 from guidevane_runtime.core.limits import LimitsState
-from guidevane_runtime.core.messages import AbortCause, EngineStats, FinishReason, RequestOutput, SetLimits, Submit
+from guidevane_runtime.core.line import Line
+from guidevane_runtime.core.messages import (
+    AbortCause,
+    EngineStats,
+    FinishReason,
+    RequestOutput,
+    SetLimits,
+    SetTenants,
+    Submit,
+)
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
 from guidevane_runtime.core.stopping import Stop, find_stop
-from guidevane_runtime.core.waiting import WaitingQueue, place_of
+from guidevane_runtime.core.tenants import RequestClass
+from guidevane_runtime.core.waiting import WaitingQueue, deadline_of, place_of
 
 
 class Scheduler:
@@ -31,6 +41,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
         self._waiting = WaitingQueue()
+        self._deadlines = Line(lambda request: (deadline_of(request),))
         self._running: dict[str, Request] = {}
         self._live: dict[str, Request] = {}
         self._in_flight: frozenset[str] = frozenset()
@@ -55,6 +66,8 @@ class Scheduler:
         request = Request(submit, max_num_tokens, self.pool.table())
         self._live[submit.request_id] = request
         self._waiting.add(request)
+        if submit.deadline_s is not None:
+            self._deadlines.add(request)
         if why := refusal(num_prompt, limits.max_prompt_tokens, max_model_len, self.pool):
             self._end(request, Stop(FinishReason.ERROR), error=why)
 
@@ -72,12 +85,16 @@ class Scheduler:
         """Obey newer limits from the next step on; False when their epoch is stale."""
         return self.limits.replace(command)
 
+    def set_tenants(self, command: SetTenants) -> bool:
+        """Share by newer terms from the next step on; False when their epoch is stale."""
+        return self._waiting.set_tenants(command)
+
     # --------------------------------------------------------------------------------------------------- the step
 
     def schedule(self, now_s: float) -> ScheduledBatch:
         """Plan one step: decode first, then prefills in progress, then admit from waiting while the budget lasts."""
         assert not self._in_flight, "a step was planned before the last one was applied"
-        self._expire_waiting(now_s)
+        self._expire(now_s)
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
         self._shrink_if_ordered(step)
         self._decode(step)
@@ -131,12 +148,16 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------ parts of a step
 
-    def _expire_waiting(self, now_s: float) -> None:
-        """Those preempted don't time out: their client is reading already."""
-        oldest_ok_s = now_s - self.limits.target.waiting_timeout_milliseconds / 1000
-        expired = [r for r in self._waiting if r.first_scheduled_s is None and r.submit.arrival_s < oldest_ok_s]
-        for request in expired:
+    def _expire(self, now_s: float) -> None:
+        """What waited too long for its first step, and what is past its own deadline, waiting or running."""
+        for request in self._waiting.overdue(now_s - self.limits.target.waiting_timeout_milliseconds / 1000):
             self._end(request, Stop(FinishReason.TIMEOUT))
+        while (due := self._deadlines.first) and deadline_of(due) <= now_s:
+            late_s, num_tokens = now_s - deadline_of(due), due.num_output_tokens
+            why = (
+                f"the deadline passed {late_s:.3f} s ago, after {num_tokens} tokens; ask for fewer or give it more time"
+            )
+            self._end(due, Stop(FinishReason.TIMEOUT), error=why)
 
     def _shrink_if_ordered(self, step: StepPlan) -> None:
         """Preempt what runs above limits that came with ShrinkMode.PREEMPT; one request always stays."""
@@ -171,10 +192,17 @@ class Scheduler:
         return True
 
     def _choose_victim(self) -> Request:
-        """Not the same one again and again; then the lowest priority; then least work lost; then the newest."""
+        """Not the same one again and again; then offline; lowest priority; latest deadline; least work lost; newest."""
         return min(
             self._running.values(),
-            key=lambda r: (r.num_preemptions, -r.submit.priority, r.num_computed_tokens, -r.submit.arrival_s),
+            key=lambda r: (
+                r.num_preemptions,
+                r.submit.request_class is not RequestClass.OFFLINE,
+                -r.submit.priority,
+                -deadline_of(r),
+                r.num_computed_tokens,
+                -r.submit.arrival_s,
+            ),
         )
 
     def _preempt(self, victim: Request, step: StepPlan) -> None:
@@ -193,7 +221,7 @@ class Scheduler:
                 step.add(request, num_tokens)
 
     def _admit(self, step: StepPlan) -> None:
-        """First in line first; only what has to wait for a prefill lane lets others pass until it has one."""
+        """First in turn first; only what has to wait for a prefill lane lets others pass until it has one."""
         gate = MemoryGate(self.pool, step.limits, self._forecast, self._running.values())
         lanes = PrefillLanes(step, self._running.values())
         while self._may_admit(step):
@@ -215,7 +243,7 @@ class Scheduler:
     def _start(self, request: Request, step: StepPlan) -> None:
         has_blocks = request.blocks.try_grow_to(request.num_tokens)
         assert has_blocks, "the gate let in a request that the pool has no blocks for"
-        self._waiting.remove(request)
+        self._waiting.admit(request)
         request.move_to(RequestState.RUNNING)
         self._running[request.request_id] = request
         step.add(request, step.budget.affordable(request))
@@ -234,6 +262,7 @@ class Scheduler:
             self._end(request, Stop(FinishReason.ERROR), error=sampled.error)
             return
         request.token_ids.append(sampled.token_id)
+        self._waiting.charge_output(request)
         if stop := find_stop(request, self._eos_token_ids):
             self._end(request, stop, sampled=sampled)
         else:
@@ -246,6 +275,8 @@ class Scheduler:
         else:
             del self._running[request.request_id]
         del self._live[request.request_id]
+        self._deadlines.discard(request)
+        self._waiting.settle(request, is_in_flight=request.request_id in self._in_flight and sampled is None)
         request.move_to(STATE_AFTER[stop.reason])
         self._free_blocks(request, still_read=request.request_id in self._in_flight and sampled is None)
         if stop.reason in (FinishReason.STOP, FinishReason.LENGTH):

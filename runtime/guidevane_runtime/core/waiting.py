@@ -1,33 +1,132 @@
-"""The waiting room: requests by (priority, arrival). A preempted request comes back to its own place."""
+"""The waiting room: the tenant that was served least is next; inside it, by class, then by place.
 
-from bisect import bisect_left, insort
+A place is a point in time and does not change while a request waits: its deadline, or its arrival and a slack where it
+has none, moved by its priority. So the order inside a class is EDF, and a late comer passes those before it only as far
+as deadline and priority reach: nobody starves. A preempted request comes back to its own place.
+"""
+
 from collections.abc import Callable, Iterator
+from itertools import islice, takewhile
+from math import inf
 from typing import NamedTuple
 
+from guidevane_runtime.core.fair import FairTurns, Flow
+from guidevane_runtime.core.line import Line
+from guidevane_runtime.core.messages import SetTenants
 from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.tenants import EQUAL_TERMS, RequestClass, TenantPolicy, TenantTerms
+
+SLACK_S = 30.0
+"""A request without a deadline stands where one with this much time stands: the default of waitingTimeoutMilliseconds.
+"""
+AGEING_S = 60.0
+"""Head start of one priority level, in seconds: who has waited so much longer goes before the next level. Above the
+default waiting timeout, so that in a queue that keeps it levels are strict."""
+MAX_HEAD_START_S = 3600.0
+"""Priorities are 32-bit numbers; their head start ends here, or the lowest could wait for years."""
+LOOK_AHEAD = 64
+"""Requests of one class of one tenant that are asked in one search: a step costs the same however many wait."""
+MAX_ASKED = 4 * LOOK_AHEAD
+"""Requests that are asked in one search in all. Above LOOK_AHEAD, so that one long line hides nobody."""
 
 
 class Place(NamedTuple):
-    """Where a request stands; the id only keeps the order total."""
+    """Where a request stands; all but the first only keep the order total."""
 
+    due_s: float
     priority: int
     arrival_s: float
     request_id: str
 
 
 def place_of(request: Request) -> Place:
-    return Place(request.submit.priority, request.submit.arrival_s, request.request_id)
+    submit = request.submit
+    due_s = submit.arrival_s + SLACK_S if submit.deadline_s is None else submit.deadline_s
+    delay_s = max(-MAX_HEAD_START_S, min(submit.priority * AGEING_S, MAX_HEAD_START_S))
+    return Place(due_s + delay_s, submit.priority, submit.arrival_s, submit.request_id)
+
+
+def deadline_of(request: Request) -> float:
+    """Infinity when it has none."""
+    return inf if request.submit.deadline_s is None else request.submit.deadline_s
+
+
+class ClassLane(Flow):
+    """Requests of one class of one tenant, in the order of their places."""
+
+    def __init__(self, weight: int) -> None:
+        super().__init__(weight)
+        self.line = Line(place_of)
+
+
+class Tenant(Flow):
+    """What one tenant has waiting, and which of its requests run."""
+
+    def __init__(self, terms: TenantTerms, policy: TenantPolicy) -> None:
+        super().__init__(terms.weight)
+        self.lanes = {request_class: ClassLane(policy.share_of(request_class)) for request_class in RequestClass}
+        self.turns = FairTurns[ClassLane]()
+        self.running: set[str] = set()
+        self.max_in_flight = terms.max_in_flight
+
+    @property
+    def may_be_served(self) -> bool:
+        """At its cap a tenant counts as one that has nothing waiting: it gathers no credit there."""
+        has_room = self.max_in_flight is None or len(self.running) < self.max_in_flight
+        return has_room and any(lane.line for lane in self.lanes.values())
+
+    def obey(self, terms: TenantTerms, policy: TenantPolicy) -> None:
+        self.weight = terms.weight
+        self.max_in_flight = terms.max_in_flight
+        for request_class, lane in self.lanes.items():
+            lane.weight = policy.share_of(request_class)
+
+    def add(self, request: Request) -> None:
+        lane = self.lanes[request.submit.request_class]
+        lane.line.add(request)
+        self.turns.enter(lane)
+
+    def remove(self, request: Request) -> None:
+        lane = self.lanes[request.submit.request_class]
+        lane.line.discard(request)
+        if not lane.line:
+            self.turns.leave(lane)
+
+    def in_turn(self) -> Iterator[Request]:
+        for lane in self.turns.in_turn():
+            yield from islice(lane.line, LOOK_AHEAD)
+
+
+class Bill(NamedTuple):
+    """What the prompt of one request was charged for; kept until it ends."""
+
+    tenant: Tenant
+    lane: ClassLane
+    start: int
+    """Tokens below it came from the prefix cache."""
+    tenant_rate: float
+    """Virtual service of one prompt token when it was charged."""
+    lane_rate: float
 
 
 class WaitingQueue:
-    """Owns every waiting request, and only those."""
+    """Owns every waiting request, and only those; keeps the books of those that it let go until they end.
 
-    def __init__(self) -> None:
-        self._places: list[Place] = []
+    Tenants are remembered for ever: their names come from the server's list of keys, so they are few.
+    """
+
+    def __init__(self, policy: TenantPolicy = EQUAL_TERMS) -> None:
+        self.policy = policy
+        self.epoch = 0
         self._requests: dict[str, Request] = {}
+        self._by_arrival = Line(lambda request: (request.submit.arrival_s,))
+        self._num_tokens = 0
+        self._tenants: dict[str, Tenant] = {}
+        self._turns = FairTurns[Tenant]()
+        self._bills: dict[str, Bill] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
         """In no particular order."""
@@ -36,21 +135,104 @@ class WaitingQueue:
     @property
     def num_tokens(self) -> int:
         """Tokens that wait to be computed."""
-        return sum(request.num_tokens for request in self)
+        return self._num_tokens
 
     def oldest_arrival_s(self) -> float | None:
-        return min((request.submit.arrival_s for request in self), default=None)
+        oldest = self._by_arrival.first
+        return oldest.submit.arrival_s if oldest else None
+
+    def overdue(self, arrived_before_s: float) -> list[Request]:
+        """Those that wait for their first step for too long. The preempted don't: their client is reading already."""
+        old = takewhile(lambda request: request.submit.arrival_s < arrived_before_s, self._by_arrival)
+        return [request for request in old if request.first_scheduled_s is None]
+
+    def virtual_service(self, tenant: str) -> float:
+        """The tenant's counter: price of what it was served over its weight, with what it was lifted by."""
+        known = self._tenants.get(tenant)
+        return known.counter if known else 0.0
+
+    def set_tenants(self, command: SetTenants) -> bool:
+        """Obey newer terms at once. False, and nothing done, when their epoch is not above the present one."""
+        if command.epoch <= self.epoch:
+            return False
+        self.policy, self.epoch = command.policy, command.epoch
+        for name, tenant in self._tenants.items():
+            tenant.obey(self.policy.terms_of(name), self.policy)
+            self._note_turn(tenant)
+        return True
+
+    # ------------------------------------------------------------------------------------------ in, first, and out
 
     def add(self, request: Request) -> None:
-        insort(self._places, place_of(request))
+        """A newcomer, or one that was running until it was preempted."""
+        tenant = self._tenant(request.submit.tenant)
+        tenant.running.discard(request.request_id)
         self._requests[request.request_id] = request
+        self._by_arrival.add(request)
+        self._num_tokens += request.num_tokens
+        tenant.add(request)
+        self._note_turn(tenant)
 
     def remove(self, request: Request) -> None:
         """Its place is gone at once, so the queue never counts the dead."""
-        del self._places[bisect_left(self._places, place_of(request))]
+        tenant = self._tenant(request.submit.tenant)
         del self._requests[request.request_id]
+        self._by_arrival.discard(request)
+        self._num_tokens -= request.num_tokens
+        tenant.remove(request)
+        self._note_turn(tenant)
 
     def first(self, is_eligible: Callable[[Request], bool]) -> Request | None:
-        """The first in line that may be looked at now."""
-        in_line = (self._requests[place.request_id] for place in self._places)
-        return next((request for request in in_line if is_eligible(request)), None)
+        """The first in turn that may be looked at now."""
+        in_turn = (request for tenant in self._turns.in_turn() for request in tenant.in_turn())
+        return next((request for request in islice(in_turn, MAX_ASKED) if is_eligible(request)), None)
+
+    # ------------------------------------------------------------------------------------------------- the books
+
+    def admit(self, request: Request) -> None:
+        """Let it go to run. Its prompt is paid for now, beyond what the prefix cache had, and only once."""
+        tenant = self._tenant(request.submit.tenant)
+        tenant.running.add(request.request_id)
+        self.remove(request)
+        if request.request_id not in self._bills:
+            self._open_bill(request, tenant)
+
+    def charge_output(self, request: Request) -> None:
+        """One token came out."""
+        bill = self._bills[request.request_id]
+        bill.tenant.charge(self.policy.output_price)
+        bill.lane.charge(self.policy.output_price)
+
+    def settle(self, request: Request, *, is_in_flight: bool) -> None:
+        """Close the books of a request that ended. What it paid for and never had is paid back.
+
+        While a step computes it, how far it got is not known: it has had what it paid for.
+        """
+        tenant = self._tenant(request.submit.tenant)
+        tenant.running.discard(request.request_id)
+        bill = self._bills.pop(request.request_id, None)
+        if bill and not is_in_flight:
+            num_left = max(0, request.num_prompt_tokens - max(request.num_ever_computed_tokens, bill.start))
+            bill.tenant.refund(num_left * bill.tenant_rate)
+            bill.lane.refund(num_left * bill.lane_rate)
+        self._note_turn(tenant)
+
+    def _open_bill(self, request: Request, tenant: Tenant) -> None:
+        lane, price = tenant.lanes[request.submit.request_class], self.policy.input_price
+        start = request.num_computed_tokens
+        bill = Bill(tenant, lane, start, price / tenant.weight, price / lane.weight)
+        self._bills[request.request_id] = bill
+        num_tokens = request.num_prompt_tokens - (0 if self.policy.bills_cached_tokens else start)
+        tenant.charge(num_tokens * price)
+        lane.charge(num_tokens * price)
+
+    def _tenant(self, name: str) -> Tenant:
+        if name not in self._tenants:
+            self._tenants[name] = Tenant(self.policy.terms_of(name), self.policy)
+        return self._tenants[name]
+
+    def _note_turn(self, tenant: Tenant) -> None:
+        if tenant.may_be_served:
+            self._turns.enter(tenant)
+        else:
+            self._turns.leave(tenant)

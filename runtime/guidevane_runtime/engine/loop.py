@@ -4,7 +4,16 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from guidevane_runtime.core.messages import Abort, AbortCause, Command, SetLimits, Shutdown, StepReport, Submit
+from guidevane_runtime.core.messages import (
+    Abort,
+    AbortCause,
+    Command,
+    SetLimits,
+    SetTenants,
+    Shutdown,
+    StepReport,
+    Submit,
+)
 from guidevane_runtime.core.plan import ModelRunner, ScheduledBatch
 from guidevane_runtime.core.scheduler import Scheduler
 
@@ -63,6 +72,8 @@ class EngineLoop:
                 self._scheduler.abort(command.request_id, command.cause)
             case SetLimits():
                 self._set_limits(command)
+            case SetTenants():
+                self._set_tenants(command)
             case Shutdown():
                 self._is_stopping = True
                 self._scheduler.abort_all(AbortCause.SHUTDOWN)
@@ -75,6 +86,10 @@ class EngineLoop:
         new = command.limits.model_dump()
         changes = {name: f"{old[name]} -> {new[name]}" for name in new if new[name] != old[name]}
         logger.info("limits changed", extra={"epoch": command.epoch, "source": str(command.source), **changes})
+
+    def _set_tenants(self, command: SetTenants) -> None:
+        is_newer = self._scheduler.set_tenants(command)
+        logger.info("tenants changed" if is_newer else "stale tenants ignored", extra={"epoch": command.epoch})
 
     def _report(self, batch: ScheduledBatch, started_s: float) -> None:
         """One report per step; an idle engine reports what changed, and its heartbeat."""
