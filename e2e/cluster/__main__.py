@@ -44,9 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", metavar="DIR", help="folder of this cluster (default ~/.cache/guidevane/cluster)")
     parser.add_argument("--cgroup", metavar="NAME", help="the node's cgroup (default guidevane-node); one per cluster")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser(
-        "binaries", help="build Kubernetes, etcd, CoreDNS and Prometheus if they are not there yet; needs no root"
-    )
+    commands.add_parser("binaries", help="build Kubernetes, etcd and Prometheus if they are missing; needs no root")
     commands.add_parser("up", help="bring the cluster up and wait until it is ready; does nothing if it is")
     commands.add_parser("down", help="take it down from any state; images stay in the state folder")
     commands.add_parser("status", help="show what runs; status 1 if no cluster is up")
