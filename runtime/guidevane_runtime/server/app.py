@@ -20,7 +20,7 @@ def create_app(services: Services) -> web.Application:
     return app
 
 
-def create_admin_app(services: Services, token: str) -> web.Application:
+def create_admin_app(services: Services, token: admin.AdminToken) -> web.Application:
     """The admin port."""
     app = web.Application(middlewares=[error_middleware(), admin.token_middleware(token)])
     app[SERVICES] = services

@@ -19,7 +19,7 @@ from guidevane_runtime.engine.link import process_launcher
 from guidevane_runtime.errors import StartError
 from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.server.admission import AdmissionGate
-from guidevane_runtime.server.api.admin import watch_lease
+from guidevane_runtime.server.api.admin import AdminToken, watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
@@ -109,10 +109,11 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _admin_port(self, services: Services) -> AsyncIterator[None]:
-        token = self._settings.read_admin_token()
-        if token is None:
+        first = self._settings.read_admin_token()
+        if first is None:
             yield
             return
+        token = AdminToken(self._settings.read_admin_token, first)
         async with _serving(create_admin_app(services, token), "admin", self._settings.host, self._settings.admin_port):
             yield
 

@@ -1,8 +1,10 @@
 """The admin port: GET and PATCH /admin/limits, behind a bearer token. Never on the serving port."""
 
 import asyncio
+import contextlib
 import hmac
 import logging
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -12,7 +14,7 @@ from pydantic import ValidationError
 from guidevane_api.admin import LimitsPatch
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.messages import SetLimits
-from guidevane_runtime.errors import EngineUnavailable, Unauthorized
+from guidevane_runtime.errors import EngineUnavailable, StartError, Unauthorized
 from guidevane_runtime.server.error_body import error_body
 from guidevane_runtime.server.limits_keeper import RefusedLimits
 from guidevane_runtime.server.services import SERVICES, Services
@@ -75,14 +77,27 @@ async def watch_lease(services: Services, poll_interval_s: float = 1.0) -> None:
             await _obey_or_log(services, command)
 
 
-def token_middleware(token: str) -> Middleware:
-    """Lets in who shows the token; compared in constant time."""
-    expected = token.encode()
+class AdminToken:
+    """The bearer token of the admin port, read anew for each request: a rotated Secret needs no restart."""
+
+    def __init__(self, read: Callable[[], str | None], first: str) -> None:
+        self._read = read
+        self._last_good = first
+
+    def matches(self, given: str) -> bool:
+        """Compared in constant time. A file that is being replaced, or is gone, leaves the last token in force."""
+        with contextlib.suppress(StartError):
+            self._last_good = self._read() or self._last_good
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._last_good.encode())
+
+
+def token_middleware(token: AdminToken) -> Middleware:
+    """Lets in who shows the token."""
 
     @web.middleware
     async def check_token(request: web.Request, handler: Handler) -> web.StreamResponse:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("utf-8", "replace"), expected):
+        if scheme.lower() != "bearer" or not token.matches(given.strip()):
             raise Unauthorized("the admin port needs its bearer token: Authorization: Bearer <token>")
         return await handler(request)
 
