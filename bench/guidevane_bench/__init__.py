@@ -1,0 +1,1 @@
+"""Load shapes, and a simulator that runs the real scheduler against them in virtual time."""

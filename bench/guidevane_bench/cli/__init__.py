@@ -1,0 +1,1 @@
+"""One module per subcommand: its options, and what it does with them."""

@@ -1,0 +1,72 @@
+"""guidevane-bench record: play a load on the real engine in this process, and note its steps."""
+
+import argparse
+from pathlib import Path
+
+from guidevane_bench.cli.options import (
+    add_load,
+    add_pod,
+    add_report,
+    deliver,
+    limits_of_options,
+    load_of_options,
+    slo_of_options,
+)
+from guidevane_bench.errors import SpecError
+from guidevane_bench.fit import write_steps
+from guidevane_bench.report.build import build_report, series_json
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_load(parser)
+    add_pod(parser)
+    parser.add_argument("--model", required=True, help="HuggingFace directory or GGUF file")
+    parser.add_argument("--dtype", default="auto", help="auto | float32 | bfloat16 | float16 (default: %(default)s)")
+    parser.add_argument("--num-threads", type=int, help="of torch on CPU (default: all there are)")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: CPU time, with waits jumped over; for one thread on a machine that others use too",
+    )
+    parser.add_argument("--steps", type=Path, help="write measured steps here, for fit")
+    add_report(parser)
+
+
+def run(options: argparse.Namespace) -> str:
+    """Takes as long as the load does."""
+    limits = limits_of_options(options)
+    requests = load_of_options(options).requests()
+    # Here, not above: the other subcommands start without torch.
+    from guidevane_bench.engine_source import clock_of, load, replay
+
+    loaded = load(options.model, limits, options.dtype, options.num_threads)
+    if loaded.num_blocks < options.num_blocks:
+        raise SpecError(f"--num-blocks is {options.num_blocks}, this machine holds {loaded.num_blocks}; give fewer")
+    mailbox = replay(loaded, limits, options.num_blocks, requests, clock_of(options.clock))
+    duration_s = mailbox.duration_s
+    if options.steps:
+        write_steps(options.steps, mailbox.steps)
+    report = build_report(
+        mailbox.ledger,
+        slo_of_options(options),
+        duration_s,
+        title=options.title,
+        kind="measured",
+        fleet={
+            "pods": 1,
+            "clock": options.clock,
+            "num_blocks": options.num_blocks,
+            "block_size": loaded.block_size,
+            "limits": limits.model_dump(by_alias=True),
+            "seed": options.seed,
+        },
+        engine={
+            "steps": len(mailbox.steps),
+            "busy_percent": round(100 * sum(step.step_s for step in mailbox.steps) / duration_s, 3),
+            "kv_use_percent": mailbox.series.kv_use_percent(),
+            "kv_waste_percent": mailbox.series.kv_waste_percent(),
+        },
+        series=series_json(mailbox.series),
+    )
+    return deliver(report, options)

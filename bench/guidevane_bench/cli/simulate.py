@@ -1,0 +1,132 @@
+"""guidevane-bench simulate: the real scheduler in virtual time."""
+
+import argparse
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from time import process_time
+
+from guidevane_bench.cli.options import (
+    add_load,
+    add_pod,
+    add_report,
+    deliver,
+    limits_of_options,
+    load_of_options,
+    slo_of_options,
+)
+from guidevane_bench.errors import SpecError
+from guidevane_bench.report.build import Report, build_report, series_json
+from guidevane_bench.simulator.control import Controller, read_script
+from guidevane_bench.simulator.costs import read_costs
+from guidevane_bench.simulator.faults import draw_faults, parse_fault_counts
+from guidevane_bench.simulator.fleet import Fleet, FleetSpec, Outcome
+from guidevane_bench.simulator.pod import PodShape
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_load(parser)
+    add_pod(parser)
+    group = parser.add_argument_group("fleet")
+    group.add_argument("--costs", type=Path, required=True, help="cost model: a file of fit")
+    group.add_argument("--pods", type=int, default=1, help="(default: %(default)s)")
+    group.add_argument(
+        "--batching",
+        choices=("continuous", "static"),
+        default="continuous",
+        help="static: a batch comes in when the last has ended; for comparison only",
+    )
+    group.add_argument("--faults", default="", help="how many over the run: pod_death=2,slow_pod=1,metrics_gap=1")
+    group.add_argument("--limits-script", type=Path, help='JSON lines: {"at_s": 60, "limits": {"maxNumSeqs": 4}}')
+    group.add_argument("--controller", default="", help="module:factory of a Controller, asked at every scrape")
+    group.add_argument("--scrape-interval", type=float, default=5.0, help="seconds (default: %(default)s)")
+    add_report(parser)
+
+
+def run(options: argparse.Namespace) -> str:
+    """Returns the text for the terminal. How long it took goes to stderr: a report has no wall clock in it."""
+    requests = load_of_options(options).requests()
+    spec = _fleet_spec(options, requests[-1].arrival_s if requests else 0.0)
+    controller = _controller(options.controller)
+    started_s = process_time()
+    with _rare_collection():
+        outcome = Fleet(spec, controller).run(requests)
+    _say_speed(outcome, process_time() - started_s)
+    return deliver(_report(options, spec, outcome), options)
+
+
+def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec:
+    if options.pods < 1 or options.scrape_interval <= 0:
+        raise SpecError(f"--pods {options.pods} must be 1 or more, --scrape-interval {options.scrape_interval} above 0")
+    limits = limits_of_options(options)
+    shape = PodShape(limits, options.num_blocks, is_static=options.batching == "static")
+    faults = draw_faults(parse_fault_counts(options.faults), options.pods, last_arrival_s, options.seed)
+    script = read_script(options.limits_script, limits) if options.limits_script else None
+    return FleetSpec(shape, read_costs(options.costs), options.pods, faults, script, options.scrape_interval)
+
+
+def _controller(name: str) -> Controller | None:
+    """Named, not imported: a controller may know the operator, this package does not."""
+    if not name:
+        return None
+    module, _, factory = name.partition(":")
+    try:
+        made: Controller = getattr(import_module(module), factory)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(f"--controller {name!r}: {error}; write module:factory") from error
+    return made
+
+
+@contextmanager
+def _rare_collection() -> Iterator[None]:
+    """A run makes millions of objects and no cycles: looking for some takes a fifth of its time."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _say_speed(outcome: Outcome, cpu_s: float) -> None:
+    num_tokens = sum(entry.num_tokens for entry in outcome.ledger.entries)
+    sys.stderr.write(
+        f"simulated {outcome.ended_s:.0f} s in {cpu_s:.1f} s of CPU time: {outcome.num_steps} steps, {num_tokens} tokens, "
+        f"{1e6 * cpu_s / max(1, outcome.num_steps):.1f} us a step\n"
+    )
+
+
+def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> Report:
+    return build_report(
+        outcome.ledger,
+        slo_of_options(options),
+        outcome.ended_s,
+        title=options.title,
+        kind="simulated",
+        fleet={
+            "pods": spec.num_pods,
+            "batching": options.batching,
+            "num_blocks": spec.shape.num_blocks,
+            "block_size": spec.shape.block_size,
+            "limits": spec.shape.limits.model_dump(by_alias=True),
+            "costs_s": asdict(spec.costs),
+            "seed": options.seed,
+            "faults": [fault.to_json() for fault in spec.faults],
+        },
+        engine={
+            "steps": outcome.num_steps,
+            "recomputed_tokens": outcome.num_recomputed_tokens,
+            "busy_percent": round(100 * outcome.busy_s / (spec.num_pods * outcome.ended_s), 3)
+            if outcome.ended_s
+            else 0,
+            "kv_use_percent": outcome.series.kv_use_percent(),
+            "kv_waste_percent": outcome.series.kv_waste_percent(),
+        },
+        series=series_json(outcome.series),
+    )

@@ -1,0 +1,1 @@
+"""What a run showed: JSON for machines, Markdown and plots for people."""

@@ -1,0 +1,75 @@
+"""A report for people to read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from guidevane_bench.report.build import Report
+
+LATENCIES = ("ttft", "itl", "tpot", "queue_wait", "e2e")
+MAX_TENANTS = 50
+"""Rows of the tenant table; the JSON has them all."""
+
+
+def to_markdown(report: Report) -> str:
+    """Summary, latencies, ends, then one line per tenant."""
+    figures = report["all"]
+    parts = [
+        f"# {report.get('title', 'Run')}",
+        _summary(report),
+        "## Latency, ms\n\n" + table(("", "samples", "mean", "p50", "p95", "p99", "max"), _latency_rows(figures)),
+        "## How requests ended\n\n" + table(("end", "requests"), figures["ends"].items()),
+    ]
+    if len(report["tenants"]) > 1:
+        parts.append("## Tenants\n\n" + _tenants(report["tenants"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_text(cell) for cell in line) + " |" for line in lines)
+
+
+def _summary(report: Report) -> str:
+    figures, slo = report["all"], report["slo"]
+    rows = [
+        ("requests", figures["num_requests"]),
+        ("duration, s", report["duration_s"]),
+        ("output tokens per s", figures["output_tokens_per_s"]),
+        ("finished per s", figures["finished_per_s"]),
+        (f"good per s (TTFT <= {slo['ttft_ms']:g} ms, TPOT <= {slo['tpot_ms']:g} ms)", figures["goodput_per_s"]),
+        ("good, %", figures["good_percent"]),
+        ("preemptions", figures["preemptions"]),
+        *((name.replace("_", " "), value) for name, value in report.get("engine", {}).items()),
+        *((name.replace("_", " "), value) for name, value in report["fairness"].items()),
+    ]
+    return table(("", ""), rows)
+
+
+def _latency_rows(figures: Mapping[str, Any]) -> list[list[Any]]:
+    return [[name.replace("_", " "), *figures[name].values()] for name in LATENCIES]
+
+
+def _tenants(tenants: Mapping[str, Any]) -> str:
+    largest = sorted(tenants.items(), key=lambda item: -item[1]["num_requests"])[:MAX_TENANTS]
+    head = ("tenant", "requests", "finished per s", "good, %", "TTFT p50", "TTFT p95", "ITL p95", "queue wait p95")
+    rows = [
+        (
+            name,
+            of["num_requests"],
+            of["finished_per_s"],
+            of["good_percent"],
+            of["ttft"]["p50_ms"],
+            of["ttft"]["p95_ms"],
+            of["itl"]["p95_ms"],
+            of["queue_wait"]["p95_ms"],
+        )
+        for name, of in largest
+    ]
+    return table(head, rows)
+
+
+def _text(cell: object) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:g}" if isinstance(cell, float) and abs(cell) < 1e5 else str(cell)

@@ -1,0 +1,1 @@
+"""Requests that come in: from recorded traces, or from generators with a seed."""
