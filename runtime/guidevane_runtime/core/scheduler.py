@@ -14,6 +14,7 @@ from guidevane_runtime.core.budget import PrefillLanes, StepPlan
 from guidevane_runtime.core.limits import LimitsState
 from guidevane_runtime.core.messages import AbortCause, EngineStats, FinishReason, RequestOutput, SetLimits, Submit
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
+from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
 from guidevane_runtime.core.stopping import Stop, find_stop
 from guidevane_runtime.core.waiting import WaitingQueue, place_of
@@ -23,10 +24,20 @@ class Scheduler:
     """Owns every live request and, through them, the blocks of the pool."""
 
     def __init__(
-        self, pool: BlockPool, limits: SchedulerLimits, *, max_model_len: int, eos_token_ids: frozenset[int]
+        self,
+        pool: BlockPool,
+        limits: SchedulerLimits,
+        *,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
-        """max_model_len is what the model has positions for; limits may be tighter, never wider."""
+        """max_model_len is what the model has positions for; limits may be tighter, never wider.
+
+        Without a prefix cache no block is shared.
+        """
         self.pool = pool
+        self.prefix_cache = prefix_cache or PrefixCache(pool, is_enabled=False)
         self.limits = LimitsState(limits)
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
@@ -53,6 +64,7 @@ class Scheduler:
         # The last token is never computed, so the pool bounds a request at one token more than it holds.
         max_num_tokens = min(num_prompt + max_output, max_model_len, self.pool.num_tokens + 1)
         request = Request(submit, max_num_tokens, self.pool.table())
+        self.prefix_cache.open(request)
         self._live[submit.request_id] = request
         self._waiting.add(request)
         if why := refusal(num_prompt, limits.max_prompt_tokens, max_model_len, self.pool):
@@ -90,6 +102,7 @@ class Scheduler:
         for seq, sampled in zip(batch.seqs, output.sampled, strict=True):
             if request := self._live.get(seq.request_id):
                 request.note_computed(len(seq.token_ids))
+                self.prefix_cache.publish(request)
                 if sampled:
                     self._append(request, sampled)
         self._in_flight = frozenset()
@@ -124,9 +137,12 @@ class Scheduler:
             oldest_waiting_s=0.0 if oldest_s is None else max(0.0, now_s - oldest_s),
             num_blocks_total=self.pool.num_blocks,
             num_blocks_used=self.pool.num_used,
+            num_blocks_cached=self.pool.num_cached_free,
             num_preemptions=self._num_preemptions,
             num_recomputed_tokens=self._num_recomputed_tokens,
             num_steps=self._num_steps,
+            num_prefix_queried_tokens=self.prefix_cache.num_queried_tokens,
+            num_prefix_hit_tokens=self.prefix_cache.num_hit_tokens,
         )
 
     # ------------------------------------------------------------------------------------------ parts of a step
@@ -134,9 +150,9 @@ class Scheduler:
     def _expire_waiting(self, now_s: float) -> None:
         """Those preempted don't time out: their client is reading already."""
         oldest_ok_s = now_s - self.limits.target.waiting_timeout_milliseconds / 1000
-        expired = [r for r in self._waiting if r.first_scheduled_s is None and r.submit.arrival_s < oldest_ok_s]
-        for request in expired:
-            self._end(request, Stop(FinishReason.TIMEOUT))
+        for request in list(self._waiting.before(oldest_ok_s)):
+            if request.first_scheduled_s is None:
+                self._end(request, Stop(FinishReason.TIMEOUT))
 
     def _shrink_if_ordered(self, step: StepPlan) -> None:
         """Preempt what runs above limits that came with ShrinkMode.PREEMPT; one request always stays."""
@@ -194,16 +210,24 @@ class Scheduler:
 
     def _admit(self, step: StepPlan) -> None:
         """First in line first; only what has to wait for a prefill lane lets others pass until it has one."""
+        if not self._may_admit(step):
+            return
         gate = MemoryGate(self.pool, step.limits, self._forecast, self._running.values())
         lanes = PrefillLanes(step, self._running.values())
         while self._may_admit(step):
-            request = self._waiting.first(lanes.has_room_for)
+            request = self._waiting.first(lambda request: self._has_lane(request, lanes))
             if request is None or not step.budget.affordable(request):
                 return
             if self._running and not gate.admits(request):
                 return
             self._start(request, step)
             lanes.enter(request)
+            gate.enter(request)
+
+    def _has_lane(self, request: Request, lanes: PrefillLanes) -> bool:
+        """Judged with what the prefix cache holds for it now."""
+        self.prefix_cache.look(request)
+        return lanes.has_room_for(request)
 
     def _may_admit(self, step: StepPlan) -> bool:
         """An idle engine always may. After a preemption, this step and the next one bring in nobody."""
@@ -213,6 +237,7 @@ class Scheduler:
         return not self._running or (settled and len(self._running) < step.limits.max_num_seqs)
 
     def _start(self, request: Request, step: StepPlan) -> None:
+        self.prefix_cache.take(request)
         has_blocks = request.blocks.try_grow_to(request.num_tokens)
         assert has_blocks, "the gate let in a request that the pool has no blocks for"
         self._waiting.remove(request)
@@ -231,6 +256,8 @@ class Scheduler:
 
     def _append(self, request: Request, sampled: SampledToken) -> None:
         if sampled.error:
+            # Whatever made its logits bad may sit in its blocks.
+            self.pool.withdraw(request.blocks.block_ids)
             self._end(request, Stop(FinishReason.ERROR), error=sampled.error)
             return
         request.token_ids.append(sampled.token_id)
@@ -271,6 +298,7 @@ class Scheduler:
                 stop_token_id=stop.stop_token_id if stop else None,
                 error=error,
                 first_scheduled_s=request.first_scheduled_s,
+                num_cached_tokens=request.num_cached_tokens,
                 num_preemptions=request.num_preemptions,
             )
         )

@@ -2,9 +2,14 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
+from guidevane_runtime.core.arrivals import ArrivalOrder
 from guidevane_runtime.core.request import Request
+
+LOOK_AHEAD = 64
+"""How far back in line a request may stand that is let in before others: a step costs the same however many wait."""
 
 
 class Place(NamedTuple):
@@ -25,6 +30,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._places: list[Place] = []
         self._requests: dict[str, Request] = {}
+        self._arrivals = ArrivalOrder()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -36,21 +42,27 @@ class WaitingQueue:
     @property
     def num_tokens(self) -> int:
         """Tokens that wait to be computed."""
-        return sum(request.num_tokens for request in self)
+        return self._arrivals.num_tokens
 
     def oldest_arrival_s(self) -> float | None:
-        return min((request.submit.arrival_s for request in self), default=None)
+        return self._arrivals.oldest_s
+
+    def before(self, time_s: float) -> Iterator[Request]:
+        """Those that came earlier than time_s, oldest first."""
+        return (self._requests[request_id] for request_id in self._arrivals.before(time_s))
 
     def add(self, request: Request) -> None:
         insort(self._places, place_of(request))
+        self._arrivals.add(request)
         self._requests[request.request_id] = request
 
     def remove(self, request: Request) -> None:
         """Its place is gone at once, so the queue never counts the dead."""
         del self._places[bisect_left(self._places, place_of(request))]
         del self._requests[request.request_id]
+        self._arrivals.remove(request)
 
     def first(self, is_eligible: Callable[[Request], bool]) -> Request | None:
-        """The first in line that may be looked at now."""
-        in_line = (self._requests[place.request_id] for place in self._places)
+        """The first in line, of its first LOOK_AHEAD places, that may be looked at now."""
+        in_line = (self._requests[place.request_id] for place in islice(self._places, LOOK_AHEAD))
         return next((request for request in in_line if is_eligible(request)), None)
