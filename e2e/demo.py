@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
+from itertools import count, pairwise
 
 from e2e import support
 from e2e.__main__ import cluster, reason_not_to_run
@@ -191,8 +191,11 @@ async def _burst(url: str, stop: asyncio.Event) -> list[tuple[float, float]]:
 
     async def long_prompts(number: int) -> None:
         words = " ".join(f"item {number}-{i}" for i in range(160))
-        while not stop.is_set():
-            await support.chat(url, f"Summarise this list: {words}", max_tokens=4)
+        for turn in count():
+            if stop.is_set():
+                return
+            # No two begin the same, so that none is in the prefix cache and each has to be computed.
+            await support.chat(url, f"{turn}-{number}: summarise this list: {words}", max_tokens=4)
 
     await asyncio.gather(*(chatting(n) for n in range(2)), *(long_prompts(n) for n in range(2)))
     return gaps

@@ -1,6 +1,7 @@
 """Story: the operator reads Prometheus, says what it would do, does it when asked, and keeps still when blind."""
 
 import asyncio
+from itertools import count
 
 from e2e import support
 
@@ -10,10 +11,12 @@ LONG_PROMPT = "Summarise: " + " ".join(f"item {i}" for i in range(300))
 
 async def _load(url: str, stop: asyncio.Event) -> None:
     """Two chats beside two clients with long prompts: prefill stalls the chats, which is what the chunk gate is for."""
+    numbers = count()
 
     async def ask(content: str, max_tokens: int) -> None:
         while not stop.is_set():
-            await support.chat(url, content, max_tokens=max_tokens, ignore_eos=True)
+            # No two begin the same, so that none is in the prefix cache and each has to be computed.
+            await support.chat(url, f"{next(numbers)}: {content}", max_tokens=max_tokens, ignore_eos=True)
 
     await asyncio.gather(*(ask("Tell a story.", 64) for _ in range(2)), *(ask(LONG_PROMPT, 4) for _ in range(2)))
 

@@ -73,6 +73,8 @@ class RuntimeSettings(BaseSettings):
     """Tokens in one KV-cache block."""
     kv_cache_memory: Quantity | None = None
     """Size of the KV cache, for example 512Mi. Default: a quarter of the memory limit on CPU, what is free on CUDA."""
+    prefix_caching: Literal["on", "off"] = "on"
+    """Keep the KV blocks of ended requests for others that begin with the same tokens. Outputs are the same."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights and arithmetic. auto: bfloat16 where the device has it natively, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -136,6 +138,7 @@ class RuntimeSettings(BaseSettings):
             kv_cache_bytes=self.kv_cache_memory,
             gpu_memory_utilization=self.gpu_memory_utilization_percent / 100,
             num_threads=self.num_threads,
+            enable_prefix_caching=self.prefix_caching == "on",
         )
 
 

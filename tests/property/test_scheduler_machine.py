@@ -1,7 +1,7 @@
 """Random traffic, aborts and limits changes against the real scheduler and pool, with a runner whose KV cache tells.
 
-Invariants I1 to I7 and I10 of the runtime's design hold after every action. A failure prints the steps that lead to it
-and a blob for `@reproduce_failure`. More of it: `HYPOTHESIS_EXAMPLES=2000 python -m pytest tests/property`.
+Invariants I1 to I7, I10 and I15 of the runtime's design hold after every action. A failure prints the steps that lead
+to it and a blob for `@reproduce_failure`. More of it: `HYPOTHESIS_EXAMPLES=2000 python -m pytest tests/property`.
 """
 
 import os
@@ -16,8 +16,17 @@ from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.fake_runner import FakeRunner
-from guidevane_runtime.core.messages import AbortCause, FinishReason, RequestOutput, SamplingParams, SetLimits, Submit
-from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.messages import (
+    AbortCause,
+    CacheScope,
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+    SetLimits,
+    Submit,
+)
+from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, ScheduledSeq, StepOutput
+from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.request import Request
 from guidevane_runtime.core.scheduler import Scheduler
 
@@ -50,9 +59,37 @@ params_st = st.builds(
     stop_token_ids=st.frozensets(st.integers(1, VOCAB_SIZE - 1), max_size=1),
 )
 
+PREFIXES = tuple(tuple((place * factor + 1) % VOCAB_SIZE for place in range(48)) for factor in (1, 5))
+prompt_st = st.builds(
+    lambda prefix, length, rest: (*prefix[:length], *rest) or prefix[:1],
+    st.sampled_from(PREFIXES),
+    st.sampled_from([0, 4, 6, 16, 17, 32, 48]),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=MODEL_LEN - 43),
+)
+"""Much of a prompt, or all of it, is often somebody else's too; some are too long to run."""
+scope_st = st.sampled_from([CacheScope(), CacheScope(), CacheScope(tenant="a"), CacheScope(salt="a")])
+
 
 Turns = dict[Request, tuple[int, int]]
 """Who ran before a step, and when each had its last turn."""
+
+
+class SpoilingRunner(FakeRunner):
+    """A runner some of whose rows come out wrong, and leave nonsense in the slots that they wrote."""
+
+    def run(self, batch: ScheduledBatch, failing: frozenset[str]) -> StepOutput:
+        output = self.execute(batch)
+        sampled = list(output.sampled)
+        for place, seq in enumerate(batch.seqs):
+            if seq.request_id in failing and seq.samples:
+                self._spoil(seq)
+                sampled[place] = SampledToken(0, error="logits are not finite")
+        return StepOutput(tuple(sampled))
+
+    def _spoil(self, seq: ScheduledSeq) -> None:
+        for position in range(seq.start, seq.start + len(seq.token_ids)):
+            block_id, offset = self._slot(seq, position)
+            self._cache[block_id][offset] = 0
 
 
 class Client:
@@ -61,6 +98,7 @@ class Client:
     def __init__(self, submit: Submit, limits: SchedulerLimits, pool: BlockPool, runner: FakeRunner) -> None:
         self.received: list[int] = []
         self.ends: list[FinishReason] = []
+        self.is_failing = False
         num_prompt = len(submit.prompt_token_ids)
         room = min(limits.max_model_len, MODEL_LEN, pool.num_tokens + 1) - num_prompt
         self.can_run = room >= 1 and num_prompt + 1 <= pool.num_tokens
@@ -77,7 +115,7 @@ class Client:
             self.check_end(output)
 
     def check_end(self, output: RequestOutput) -> None:
-        assert (output.finish_reason is FinishReason.ERROR) == (not self.can_run)
+        assert (output.finish_reason is FinishReason.ERROR) == (not self.can_run or self.is_failing)
         if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert (tuple(self.received), output.finish_reason) == (self.expected, self.natural_end)
         if output.finish_reason is FinishReason.TIMEOUT:
@@ -93,25 +131,32 @@ def cut_at_stop(token_ids: tuple[int, ...], params: SamplingParams) -> tuple[tup
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(2, 30), block_size=st.sampled_from([1, 2, 3, 4, 16]), limits=limits_st)
-    def boot(self, num_blocks: int, block_size: int, limits: SchedulerLimits) -> None:
+    @initialize(
+        num_blocks=st.integers(2, 30),
+        block_size=st.sampled_from([1, 2, 3, 4, 16]),
+        limits=limits_st,
+        shares=st.sampled_from([True, True, False]),
+    )
+    def boot(self, num_blocks: int, block_size: int, limits: SchedulerLimits, shares: bool) -> None:
         self.pool = BlockPool(num_blocks, block_size)
-        self.runner = FakeRunner(num_blocks, block_size, VOCAB_SIZE)
-        self.scheduler = Scheduler(self.pool, limits, max_model_len=MODEL_LEN, eos_token_ids=EOS_TOKEN_IDS)
+        self.runner = SpoilingRunner(num_blocks, block_size, VOCAB_SIZE)
+        self.scheduler = Scheduler(
+            self.pool,
+            limits,
+            max_model_len=MODEL_LEN,
+            eos_token_ids=EOS_TOKEN_IDS,
+            prefix_cache=PrefixCache(self.pool, is_enabled=shares),
+        )
         self.clients: dict[str, Client] = {}
         self.now_s = 0.0
         self.num_shrink_orders = 0
-        self.past_counters = (0, 0, 0)
+        self.past_counters = (0, 0, 0, 0, 0)
 
     # ------------------------------------------------------------------------------------------------ actions
 
-    @rule(
-        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=MODEL_LEN + 5),
-        params=params_st,
-        priority=st.integers(-1, 1),
-    )
-    def submit(self, prompt: list[int], params: SamplingParams, priority: int) -> None:
-        submit = Submit(str(len(self.clients)), tuple(prompt), params, self.now_s, priority)
+    @rule(prompt=prompt_st, params=params_st, priority=st.integers(-1, 1), scope=scope_st)
+    def submit(self, prompt: tuple[int, ...], params: SamplingParams, priority: int, scope: CacheScope) -> None:
+        submit = Submit(str(len(self.clients)), prompt, params, self.now_s, priority, scope)
         self.clients[submit.request_id] = Client(submit, self.scheduler.limits.target, self.pool, self.runner)
         self.scheduler.submit(submit)
         self.listen()
@@ -144,7 +189,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step_with_aborts_in_flight(self, aborted: list[int]) -> None:
         self.step(tuple(map(str, aborted)))
 
-    def step(self, aborted: tuple[str, ...]) -> None:
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(failing=st.sets(st.integers(0, 40), max_size=3))
+    def step_with_bad_rows(self, failing: set[int]) -> None:
+        self.step((), frozenset(map(str, failing)))
+
+    def step(self, aborted: tuple[str, ...], failing: frozenset[str] = frozenset()) -> None:
         before = {request: request.last_turn for request in self.scheduler.running}
         batch = self.scheduler.schedule(self.now_s)
         self.listen()
@@ -154,7 +204,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check_blocks()
             # A23, A24: what the step reads and writes is nobody else's before it is over.
             assert all(self.pool.num_refs(block_id) for seq in batch.seqs for block_id in seq.block_ids)
-        self.scheduler.apply(batch, self.runner.execute(batch))
+        output = self.runner.run(batch, failing)
+        for seq, sampled in zip(batch.seqs, output.sampled, strict=True):
+            self.clients[seq.request_id].is_failing |= bool(sampled and sampled.error)
+        self.scheduler.apply(batch, output)
         self.listen()
 
     def listen(self) -> None:
@@ -201,27 +254,45 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(long) == 1
 
     def check_writes(self, batch: ScheduledBatch) -> None:
-        """I2, A24: no block is written by two sequences, and every position has its slot."""
-        writers = Counter(block_id for seq in batch.seqs for block_id in seq.block_ids)
-        assert not writers or max(writers.values()) == 1
+        """I2, A24, B13: a block that is written has one owner and can't be found; every position has its slot."""
+        size = self.pool.block_size
+        for seq in batch.seqs:
+            written = seq.block_ids[seq.start // size : self.pool.num_blocks_for(seq.start + len(seq.token_ids))]
+            assert all(self.pool.num_refs(block_id) == 1 for block_id in written)
+            assert not any(self.pool.is_published(block_id) for block_id in written)
         assert all(len(seq.block_ids) * self.pool.block_size >= seq.start + len(seq.token_ids) for seq in batch.seqs)
 
     def check_blocks(self) -> None:
-        """I1, I2: each block is free or in exactly one table."""
-        tables = [request.blocks for request in self.scheduler._live.values()] + self.scheduler._fenced
+        """I1, I2: a block is free, or in as many tables as it says; what is in several is full and can be found."""
+        pool, live = self.pool, self.scheduler._live.values()
+        tables = [request.blocks for request in live] + self.scheduler._fenced
         held = Counter(block_id for table in tables for block_id in table.block_ids)
-        assert all(self.pool.num_refs(block_id) == held[block_id] <= 1 for block_id in range(self.pool.num_blocks + 1))
-        assert (
-            self.pool.num_used == sum(held.values()) and self.pool.num_used + self.pool.num_free == self.pool.num_blocks
-        )
+        assert all(pool.num_refs(block_id) == held[block_id] for block_id in range(pool.num_blocks + 1))
+        free = [*pool._blank, *pool._cached]
+        assert sorted([*free, *held]) == list(range(1, pool.num_blocks + 1))
+        assert (pool.num_used, pool.num_free, pool.num_cached_free) == (len(held), len(free), len(pool._cached))
+        assert all(pool.is_published(block_id) for block_id in pool._cached)
+        assert not any(map(pool.is_published, pool._blank))
+        for request in live:
+            num_full = request.num_computed_tokens // pool.block_size
+            assert all(held[block_id] == 1 for block_id in request.blocks.block_ids[num_full:])
+
+    def check_scopes(self) -> None:
+        """I15: whoever holds a block is of one scope."""
+        scopes: dict[int, CacheScope] = {}
+        for request in self.scheduler._live.values():
+            scope = request.submit.cache_scope
+            assert all(scopes.setdefault(block_id, scope) == scope for block_id in request.blocks.block_ids)
 
     @invariant()
     def blocks_and_requests_are_consistent(self) -> None:
         self.check_blocks()
+        self.check_scopes()
         assert not self.scheduler._fenced
         for request in self.scheduler._live.values():
             # I5
             assert 0 <= request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
+            assert request.num_published_blocks * self.pool.block_size <= request.num_computed_tokens
             forced = self.num_shrink_orders
             assert request.num_preemptions <= MAX_PREEMPTIONS_ON_ESTIMATE + 1 + forced
 
@@ -231,7 +302,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         unfinished = [client for client in self.clients.values() if not client.ends]
         assert stats.num_running + stats.num_waiting == len(unfinished)
         assert stats.num_blocks_used == self.pool.num_used
-        counters = (stats.num_steps, stats.num_preemptions, stats.num_recomputed_tokens)
+        assert stats.num_waiting_tokens == sum(request.num_tokens for request in self.scheduler._waiting)
+        hits = (stats.num_prefix_queried_tokens, stats.num_prefix_hit_tokens)
+        assert hits[1] <= hits[0]
+        counters = (stats.num_steps, stats.num_preemptions, stats.num_recomputed_tokens, *hits)
         assert all(new >= old for new, old in zip(counters, self.past_counters, strict=True))
         self.past_counters = counters
 
@@ -250,7 +324,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "500")),
     stateful_step_count=40,
     deadline=None,
     print_blob=True,

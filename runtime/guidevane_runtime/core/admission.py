@@ -9,6 +9,8 @@ for lack of blocks.
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
@@ -48,8 +50,17 @@ class OutputForecast:
         return max(self.PRIOR_TOKENS - num_so_far, num_so_far, 1)
 
 
+class Need(NamedTuple):
+    """What one request is expected to take up. Tokens."""
+
+    left: int
+    """Until it ends."""
+    held: int
+    """Now, rounded up to what its last block may leave unused, and without what others hold anyway."""
+
+
 class MemoryGate:
-    """Whether one more request fits the KV limit, beside those that run."""
+    """Whether one more request fits the KV limit, beside those that run. For the admissions of one step."""
 
     def __init__(
         self, pool: BlockPool, limits: SchedulerLimits, forecast: OutputForecast, running: Iterable[Request]
@@ -57,39 +68,63 @@ class MemoryGate:
         self._pool = pool
         self._max_blocks = kv_limit_blocks(pool, limits)
         self._forecast = forecast
-        self._running = running
+        self._inside = list(running)
+        self._needs: dict[int, list[Need]] = {}
+        """Of those inside, the shortest left first; by distrust. Made when first asked for."""
 
     def admits(self, request: Request) -> bool:
         # The peak includes what is needed now; a full pool is only quicker to see.
         return self._fits_now(request) and self._fits_at_peak(request)
 
+    def enter(self, request: Request) -> None:
+        """Count a request that was let in, and has its blocks."""
+        self._inside.append(request)
+        for distrust, needs in self._needs.items():
+            insort(needs, self._need(request, distrust))
+
     def _fits_now(self, request: Request) -> bool:
-        return self._pool.num_used + self._pool.num_blocks_for(request.num_tokens) <= self._max_blocks
+        num_new = self._pool.num_blocks_for(request.num_tokens) - request.num_shared_blocks
+        return self._pool.num_used + num_new <= self._max_blocks
 
     def _fits_at_peak(self, candidate: Request) -> bool:
-        together = [*self._running, candidate]
         if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
-            peak = sum(self._held(request, request.max_num_tokens) for request in together)
+            peak = sum(self._held(request, request.max_num_tokens) for request in (*self._inside, candidate))
         else:
-            peak = self._estimated_peak(together, 1 << candidate.num_preemptions)
-        return peak <= self._max_blocks * self._pool.block_size
+            peak = self._estimated_peak(candidate, 1 << candidate.num_preemptions)
+        return peak + self._num_inherited_tokens <= self._max_blocks * self._pool.block_size
 
-    def _estimated_peak(self, requests: list[Request], distrust: int) -> int:
+    @cached_property
+    def _num_inherited_tokens(self) -> int:
+        """Room in blocks that outlive the request that took them, because those it shared them with go on.
+
+        A shared block counts for the one that took it, and after its end for nobody: so it is counted here. Nobody
+        ends while others are let in, so it is the same for all of them.
+        """
+        num_own = sum(len(request.blocks.block_ids) - request.num_shared_blocks for request in self._inside)
+        return (self._pool.num_used - num_own) * self._pool.block_size
+
+    def _estimated_peak(self, candidate: Request, distrust: int) -> int:
         """Max over i of left_i * (i + 1) + held_0 + ... + held_i, longest left first. Tokens."""
-        forecast = sorted(((self._left(r, distrust), self._held(r, r.num_tokens)) for r in requests), reverse=True)
+        if distrust not in self._needs:
+            self._needs[distrust] = sorted(self._need(request, distrust) for request in self._inside)
+        together = self._needs[distrust].copy()
+        insort(together, self._need(candidate, distrust))
         peak = held_so_far = 0
-        for rank, (left, held) in enumerate(forecast, start=1):
+        for rank, (left, held) in enumerate(reversed(together), start=1):
             held_so_far += held
-            peak = max(peak, left * rank + held_so_far)
+            here = left * rank + held_so_far
+            if here > peak:
+                peak = here
         return peak
 
-    def _left(self, request: Request, distrust: int) -> int:
+    def _need(self, request: Request, distrust: int) -> Need:
         expected = distrust * self._forecast.num_more_tokens(request.num_output_tokens)
-        return min(expected, request.max_num_tokens - request.num_tokens)
+        left = min(expected, request.max_num_tokens - request.num_tokens)
+        return Need(left, self._held(request, request.num_tokens))
 
     def _held(self, request: Request, num_tokens: int) -> int:
-        """Rounded up to what its last block may leave unused."""
-        return num_tokens + self._pool.block_size - 1
+        size = self._pool.block_size
+        return num_tokens + size - 1 - request.num_shared_blocks * size
 
 
 def kv_limit_blocks(pool: BlockPool, limits: SchedulerLimits) -> int:

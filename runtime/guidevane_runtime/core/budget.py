@@ -98,10 +98,11 @@ class PrefillLanes:
             self._in_prefill.append(request)
 
     def has_room_for(self, request: Request) -> bool:
+        if request.num_uncomputed_tokens - self._step.budget.affordable(request) <= 1:
+            return True  # it ends in this step: a short prompt, or the rest of a long one after its prefix hit
         if self._is_long(request) and any(map(self._is_long, self._in_prefill)):
             return False
-        ends_in_step = request.num_uncomputed_tokens - self._step.budget.affordable(request) <= 1
-        return ends_in_step or len(self._in_prefill) < self._step.limits.max_partial_prefills
+        return len(self._in_prefill) < self._step.limits.max_partial_prefills
 
     def _is_long(self, request: Request) -> bool:
         return request.num_prompt_tokens > self._threshold

@@ -61,6 +61,24 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheScope:
+    """Who may find whose KV blocks: requests of equal scopes, and no others.
+
+    Set by the server from what it has checked itself, never from what a client says it is.
+    """
+
+    tenant: str = ""
+    """Empty: tenants share, because the service says so or has none."""
+    salt: str = ""
+    """A client's own further division of its tenant."""
+    adapter_digest: bytes = b""
+    """Of the adapter's content, not of its name. Empty: the model as it is."""
+
+
+SHARED_SCOPE = CacheScope()
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     request_id: str
     """Unique in the server's life; the client's own id never reaches the engine."""
@@ -74,6 +92,7 @@ class Submit:
     request_class: RequestClass = RequestClass.INTERACTIVE
     deadline_s: float | None = None
     """When it ends with TIMEOUT if it has not ended before, on the clock of arrival_s; the earliest runs first."""
+    cache_scope: CacheScope = SHARED_SCOPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +145,7 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.9
     num_threads: int | None = None
     """Intra-op threads on CPU. None: the container's CPU limit, else the CPUs this process may use."""
+    enable_prefix_caching: bool = True
 
 
 # -------------------------------------------------------------------------------------------- from the engine
@@ -145,6 +165,7 @@ class EngineReady:
     device: str
     limits: SchedulerLimits
     load_s: float
+    enable_prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +198,7 @@ class RequestOutput:
     first_scheduled_s: float | None = None
     """When the request was first part of a step: a preemption does not reset it."""
     num_cached_tokens: int = 0
+    """Prompt tokens that its first start found in the prefix cache."""
     num_preemptions: int = 0
 
 
@@ -190,9 +212,15 @@ class EngineStats:
     oldest_waiting_s: float = 0.0
     num_blocks_total: int = 0
     num_blocks_used: int = 0
+    num_blocks_cached: int = 0
+    """Held by nobody and free to be taken, but kept for the next request with the same prefix."""
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     num_steps: int = 0
+    num_prefix_queried_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache, each prompt once."""
+    num_prefix_hit_tokens: int = 0
+    """Of those, found."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """One request as the scheduler sees it. It has no phase: num_computed_tokens catches up with num_tokens.
 
-# [0, num_computed)           in the KV cache
+# [0, num_cached)             prefix hit, when it started: blocks that others may read too
+# [num_cached, num_computed)  computed by itself
 # [num_computed, num_tokens)  known, to be computed; one token is a decode, more are a prefill
 """
 
@@ -10,6 +11,7 @@ from enum import StrEnum
 from guidevane_runtime.core.block_pool import BlockTable
 from guidevane_runtime.core.messages import FinishReason, SamplingParams, Submit
 from guidevane_runtime.core.plan import ScheduledSeq
+from guidevane_runtime.core.prefix import BlockKeys
 
 
 class RequestState(StrEnum):
@@ -49,6 +51,15 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     """Prompt, then output."""
     num_computed_tokens: int = 0
+    """In the KV cache, prefix hit included. While it waits: what the prefix cache would give it, as last looked up."""
+    num_shared_blocks: int = 0
+    """Blocks of its prefix hit that others held already when it took them."""
+    num_published_blocks: int = 0
+    """Blocks of its table, from the first on, that others can find."""
+    num_cached_tokens: int = 0
+    """Prefix hit at its first start, in tokens. What it finds of its own after a preemption is not counted."""
+    block_keys: BlockKeys | None = None
+    """None: it takes no part in the prefix cache."""
     num_ever_computed_tokens: int = 0
     """High-water mark of num_computed_tokens: what a preemption made it compute again lies below."""
     num_preemptions: int = 0
@@ -93,30 +104,33 @@ class Request:
         """Back to waiting, to be recomputed: the tokens stay, the blocks go."""
         self.move_to(RequestState.WAITING)
         self.blocks.release()
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_shared_blocks = self.num_published_blocks = 0
         self.num_preemptions += 1
 
     def note_computed(self, num_tokens: int) -> None:
         self.num_computed_tokens += num_tokens
-        self.num_ever_computed_tokens = max(self.num_ever_computed_tokens, self.num_computed_tokens)
+        if self.num_computed_tokens > self.num_ever_computed_tokens:
+            self.num_ever_computed_tokens = self.num_computed_tokens
 
     def num_recomputed(self, num_tokens: int) -> int:
         """How many of the next num_tokens tokens had been computed before a preemption."""
-        return max(0, min(num_tokens, self.num_ever_computed_tokens - self.num_computed_tokens))
+        num_known = self.num_ever_computed_tokens - self.num_computed_tokens
+        return min(num_tokens, num_known) if num_known > 0 else 0
 
     def scheduled(self, num_tokens: int) -> ScheduledSeq:
         """The next num_tokens tokens as part of a step."""
-        start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
+        submit, token_ids, start = self.submit, self.token_ids, self.num_computed_tokens
+        params, num_prompt = submit.params, len(submit.prompt_token_ids)
         return ScheduledSeq(
-            request_id=self.submit.request_id,
-            token_ids=tuple(self.token_ids[start:end]),
+            request_id=submit.request_id,
+            token_ids=tuple(token_ids[start : start + num_tokens]),
             start=start,
             block_ids=self.blocks.block_ids,
-            samples=end == len(self.token_ids),
-            params=self.submit.params,
-            output_token_ids=tuple(self.token_ids[self.num_prompt_tokens :]) if _has_penalties(self.params) else (),
-            prompt_token_ids=self.submit.prompt_token_ids if self.params.repetition_penalty != 1.0 else (),
-            num_output_tokens=self.num_output_tokens,
+            samples=start + num_tokens == len(token_ids),
+            params=params,
+            output_token_ids=tuple(token_ids[num_prompt:]) if _has_penalties(params) else (),
+            prompt_token_ids=submit.prompt_token_ids if params.repetition_penalty != 1.0 else (),
+            num_output_tokens=len(token_ids) - num_prompt,
         )
 
 

@@ -23,6 +23,7 @@ from guidevane_runtime.core.messages import (
     Submit,
 )
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
+from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
 from guidevane_runtime.core.stopping import Stop, find_stop
 from guidevane_runtime.core.tenants import RequestClass
@@ -33,10 +34,20 @@ class Scheduler:
     """Owns every live request and, through them, the blocks of the pool."""
 
     def __init__(
-        self, pool: BlockPool, limits: SchedulerLimits, *, max_model_len: int, eos_token_ids: frozenset[int]
+        self,
+        pool: BlockPool,
+        limits: SchedulerLimits,
+        *,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
-        """max_model_len is what the model has positions for; limits may be tighter, never wider."""
+        """max_model_len is what the model has positions for; limits may be tighter, never wider.
+
+        Without a prefix cache no block is shared.
+        """
         self.pool = pool
+        self.prefix_cache = prefix_cache or PrefixCache(pool, is_enabled=False)
         self.limits = LimitsState(limits)
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
@@ -64,6 +75,7 @@ class Scheduler:
         # The last token is never computed, so the pool bounds a request at one token more than it holds.
         max_num_tokens = min(num_prompt + max_output, max_model_len, self.pool.num_tokens + 1)
         request = Request(submit, max_num_tokens, self.pool.table())
+        self.prefix_cache.open(request)
         self._live[submit.request_id] = request
         self._waiting.add(request)
         if submit.deadline_s is not None:
@@ -107,6 +119,7 @@ class Scheduler:
         for seq, sampled in zip(batch.seqs, output.sampled, strict=True):
             if request := self._live.get(seq.request_id):
                 request.note_computed(len(seq.token_ids))
+                self.prefix_cache.publish(request)
                 if sampled:
                     self._append(request, sampled)
         self._in_flight = frozenset()
@@ -141,9 +154,12 @@ class Scheduler:
             oldest_waiting_s=0.0 if oldest_s is None else max(0.0, now_s - oldest_s),
             num_blocks_total=self.pool.num_blocks,
             num_blocks_used=self.pool.num_used,
+            num_blocks_cached=self.pool.num_cached_free,
             num_preemptions=self._num_preemptions,
             num_recomputed_tokens=self._num_recomputed_tokens,
             num_steps=self._num_steps,
+            num_prefix_queried_tokens=self.prefix_cache.num_queried_tokens,
+            num_prefix_hit_tokens=self.prefix_cache.num_hit_tokens,
         )
 
     # ------------------------------------------------------------------------------------------ parts of a step
@@ -222,16 +238,24 @@ class Scheduler:
 
     def _admit(self, step: StepPlan) -> None:
         """First in turn first; only what has to wait for a prefill lane lets others pass until it has one."""
+        if not self._may_admit(step):
+            return
         gate = MemoryGate(self.pool, step.limits, self._forecast, self._running.values())
         lanes = PrefillLanes(step, self._running.values())
         while self._may_admit(step):
-            request = self._waiting.first(lanes.has_room_for)
+            request = self._waiting.first(lambda request: self._has_lane(request, lanes))
             if request is None or not step.budget.affordable(request):
                 return
             if self._running and not gate.admits(request):
                 return
             self._start(request, step)
             lanes.enter(request)
+            gate.enter(request)
+
+    def _has_lane(self, request: Request, lanes: PrefillLanes) -> bool:
+        """Judged with what the prefix cache holds for it now."""
+        self.prefix_cache.look(request)
+        return lanes.has_room_for(request)
 
     def _may_admit(self, step: StepPlan) -> bool:
         """An idle engine always may. After a preemption, this step and the next one bring in nobody."""
@@ -241,6 +265,7 @@ class Scheduler:
         return not self._running or (settled and len(self._running) < step.limits.max_num_seqs)
 
     def _start(self, request: Request, step: StepPlan) -> None:
+        self.prefix_cache.take(request)
         has_blocks = request.blocks.try_grow_to(request.num_tokens)
         assert has_blocks, "the gate let in a request that the pool has no blocks for"
         self._waiting.admit(request)
@@ -259,6 +284,8 @@ class Scheduler:
 
     def _append(self, request: Request, sampled: SampledToken) -> None:
         if sampled.error:
+            # Whatever made its logits bad may sit in its blocks.
+            self.pool.withdraw(request.blocks.block_ids)
             self._end(request, Stop(FinishReason.ERROR), error=sampled.error)
             return
         request.token_ids.append(sampled.token_id)
@@ -302,6 +329,7 @@ class Scheduler:
                 stop_token_id=stop.stop_token_id if stop else None,
                 error=error,
                 first_scheduled_s=request.first_scheduled_s,
+                num_cached_tokens=request.num_cached_tokens,
                 num_preemptions=request.num_preemptions,
             )
         )

@@ -15,12 +15,13 @@ class Stop(NamedTuple):
 
 def find_stop(request: Request, eos_token_ids: frozenset[int]) -> Stop | None:
     """Look at the last token: EOS, then stop ids, both only from min_tokens on; then the length."""
-    token_id, params = request.token_ids[-1], request.params
-    if request.num_output_tokens >= params.min_tokens:
+    token_ids, submit = request.token_ids, request.submit
+    token_id, params = token_ids[-1], submit.params
+    if len(token_ids) - len(submit.prompt_token_ids) >= params.min_tokens:
         if token_id in eos_token_ids and not params.ignore_eos:
             return Stop(FinishReason.STOP)
         if token_id in params.stop_token_ids:
             return Stop(FinishReason.STOP, token_id)
-    if request.num_tokens >= request.max_num_tokens:
+    if len(token_ids) >= request.max_num_tokens:
         return Stop(FinishReason.LENGTH)
     return None

@@ -15,6 +15,7 @@ from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.messages import EngineFailed, EngineReady, EngineSettings
 from guidevane_runtime.core.plan import ModelRunner
+from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
 from guidevane_runtime.engine.device import prepare_environment
 from guidevane_runtime.engine.loop import EngineLoop
@@ -106,9 +107,17 @@ def _start(mailbox: Mailbox, load: Loader, clock: Callable[[], float]) -> Engine
     max_model_len = min(model.max_model_len, settings.envelope.max_model_len or model.max_model_len)
     limits = fit_to_model(settings.limits, max_model_len)
     pool = BlockPool(model.num_blocks, model.block_size)
-    scheduler = Scheduler(pool, limits, max_model_len=max_model_len, eos_token_ids=model.eos_token_ids)
+    boot_id = uuid.uuid4()
+    scheduler = Scheduler(
+        pool,
+        limits,
+        max_model_len=max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        # A cache lives as long as this process and its one model, so the boot's id names the weights; it is random too.
+        prefix_cache=PrefixCache(pool, model_digest=boot_id.bytes, is_enabled=settings.enable_prefix_caching),
+    )
     ready = EngineReady(
-        boot_id=uuid.uuid4().hex,
+        boot_id=boot_id.hex,
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
         num_blocks=model.num_blocks,
@@ -117,6 +126,7 @@ def _start(mailbox: Mailbox, load: Loader, clock: Callable[[], float]) -> Engine
         device=model.device,
         limits=limits,
         load_s=clock() - started_s,
+        enable_prefix_caching=settings.enable_prefix_caching,
     )
     logger.info("engine ready", extra={"boot_id": ready.boot_id, "load_s": round(ready.load_s, 3)})
     mailbox.put(ready)

@@ -106,9 +106,11 @@ class ServerMetrics:
         self._generation_tokens = self.counter("vllm:generation_tokens", "Output tokens.")
         self._preemptions = self.counter("vllm:num_preemptions", "Preemptions.")
         self._success = self.counters("vllm:request_success", "Ended requests.", "finished_reason", _OUTCOMES)
-        self.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self.counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")
+        self._prefix_queries = self.counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache, each prompt once."
+        )
+        self._prefix_hits = self.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._prompt_cached = self.counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")
         reasons = ("max_num_queued_reqs", "max_num_queued_tokens")
         self._queue_rejections = self.counters(
             "vllm:admission_rejections", "Requests refused because the queue was full.", "reason", reasons
@@ -138,6 +140,7 @@ class ServerMetrics:
         )
         blocks = Gauge("guidevane_kv_blocks", "KV-cache blocks.", (*_LABELS, "state"), registry=self.registry)
         self._blocks_free = blocks.labels(**self._labels, state="free")
+        self._blocks_cached = blocks.labels(**self._labels, state="cached")
         self._blocks_used = blocks.labels(**self._labels, state="used")
         self._oldest = self.gauge("guidevane_oldest_waiting_seconds", "Age of the request that waits longest.")
         self._disconnects = self.counter("guidevane_client_disconnects", "Clients gone before their answer's end.")
@@ -158,7 +161,7 @@ class ServerMetrics:
             block_size=str(ready.block_size),
             num_gpu_blocks=str(ready.num_blocks),
             cache_dtype=ready.dtype,
-            enable_prefix_caching="False",
+            enable_prefix_caching=str(ready.enable_prefix_caching),
         ).set(1)
         self._set_gauges(EngineStats(num_blocks_total=ready.num_blocks))
         self.limits_effective(ready.limits)
@@ -176,6 +179,8 @@ class ServerMetrics:
         self._set_gauges(stats)
         self._preemptions.inc(max(0, stats.num_preemptions - seen.num_preemptions))
         self._recomputed.inc(max(0, stats.num_recomputed_tokens - seen.num_recomputed_tokens))
+        self._prefix_queries.inc(max(0, stats.num_prefix_queried_tokens - seen.num_prefix_queried_tokens))
+        self._prefix_hits.inc(max(0, stats.num_prefix_hit_tokens - seen.num_prefix_hit_tokens))
         self._seen = stats
         if report.effective is not None:
             self.limits_effective(report.effective)
@@ -220,6 +225,7 @@ class ServerMetrics:
             times.first_token_s = now_s
             self._ttft.observe(now_s - times.arrival_s)
             self._prompt_tokens.inc(len(choice.prompt_token_ids))
+            self._prompt_cached.inc(choice.num_cached_tokens)
             self._lengths.computed.observe(len(choice.prompt_token_ids) - choice.num_cached_tokens)
         elif times.last_token_s is not None:
             self._itl.observe(now_s - times.last_token_s)
@@ -265,7 +271,8 @@ class ServerMetrics:
         total = stats.num_blocks_total
         self._kv_use.set(stats.num_blocks_used / total if total else 0)
         self._blocks_used.set(stats.num_blocks_used)
-        self._blocks_free.set(total - stats.num_blocks_used)
+        self._blocks_cached.set(stats.num_blocks_cached)
+        self._blocks_free.set(total - stats.num_blocks_used - stats.num_blocks_cached)
 
     def _set_limits(self, limits: SchedulerLimits, kind: str) -> None:
         for name, value in limits.model_dump(by_alias=True).items():

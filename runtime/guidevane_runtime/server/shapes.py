@@ -57,8 +57,8 @@ class Envelope:
 
 
 def usage(choices: Sequence[Choice]) -> Json:
-    """Token counts of a request: a prompt that several choices share counts once."""
-    prompts = {id(choice.prompt_token_ids): choice for choice in choices}.values()
+    """Token counts of a request: a prompt that several choices share counts once, with what its first choice found."""
+    prompts = {id(choice.prompt_token_ids): choice for choice in reversed(choices)}.values()
     num_prompt = sum(len(choice.prompt_token_ids) for choice in prompts)
     num_output = sum(choice.num_tokens for choice in choices)
     return {

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,13 +59,15 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def fake_model_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
 
 
 @asynccontextmanager
-async def running(loader: str = "load_runner", **options: float) -> AsyncIterator[Engine]:
+async def running(
+    loader: str = "load_runner", settings: EngineSettings = SETTINGS, **options: float
+) -> AsyncIterator[Engine]:
     engine = Engine(loader, **options)
-    await engine.client.start(SETTINGS)
+    await engine.client.start(settings)
     try:
         yield engine
     finally:
@@ -103,6 +106,16 @@ async def test_tokens_stream_from_the_engine_process() -> None:
     assert tokens(outputs) == FakeRunner(1, 1, VOCAB_SIZE).continuation((1, 2, 3), 20)
     assert [output.finish_reason for output in outputs if output.finish_reason] == [FinishReason.LENGTH]
     assert ready.vocab_size == VOCAB_SIZE and ready.limits.max_model_len == 512 and ready.boot_id
+
+
+@pytest.mark.parametrize(("is_on", "num_cached"), [(True, 8), (False, 0)])
+async def test_a_prompt_that_comes_again_is_found_if_the_settings_say_so(is_on: bool, num_cached: int) -> None:
+    async with running(settings=replace(SETTINGS, enable_prefix_caching=is_on)) as engine:
+        ready = await engine.client.wait_ready()
+        first, second = [await read(engine.client.submit(request(name, *range(10)))) for name in "ab"]
+    assert ready.enable_prefix_caching is is_on
+    assert tokens(first) == tokens(second)
+    assert [outputs[-1].num_cached_tokens for outputs in (first, second)] == [0, num_cached]
 
 
 async def test_a_killed_engine_fails_each_request_once_and_a_new_one_serves() -> None:

@@ -9,8 +9,17 @@ from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.fake_runner import FakeRunner
-from guidevane_runtime.core.messages import FinishReason, RequestOutput, SamplingParams, SetLimits, Submit
+from guidevane_runtime.core.messages import (
+    SHARED_SCOPE,
+    CacheScope,
+    FinishReason,
+    RequestOutput,
+    SamplingParams,
+    SetLimits,
+    Submit,
+)
 from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
 
 VOCAB_SIZE = 1000
@@ -19,18 +28,35 @@ VOCAB_SIZE = 1000
 class Rig:
     """Everything that happened, by request id."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, eos: frozenset[int], limits: dict[str, int]) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, eos: frozenset[int], shares: bool, limits: dict[str, int]
+    ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.runner = FakeRunner(num_blocks, block_size, VOCAB_SIZE)
-        self.scheduler = Scheduler(self.pool, SchedulerLimits(**limits), max_model_len=4096, eos_token_ids=eos)
+        self.scheduler = Scheduler(
+            self.pool,
+            SchedulerLimits(**limits),
+            max_model_len=4096,
+            eos_token_ids=eos,
+            prefix_cache=PrefixCache(self.pool, is_enabled=shares),
+        )
         self.outputs: list[RequestOutput] = []
         self.batches: list[ScheduledBatch] = []
         self.now_s = 0.0
 
-    def submit(self, name: str, num_prompt_tokens: int = 4, *, priority: int = 0, **params: Any) -> Submit:
+    def submit(
+        self,
+        name: str,
+        num_prompt_tokens: int = 4,
+        *,
+        priority: int = 0,
+        scope: CacheScope = SHARED_SCOPE,
+        **params: Any,
+    ) -> Submit:
+        """A prompt that all names with the same first letter share."""
         prompt = tuple((ord(name[0]) + i) % VOCAB_SIZE for i in range(num_prompt_tokens))
         sampling = SamplingParams(**{"max_tokens": 8, "seed": 0, **params})
-        submit = Submit(name, prompt, sampling, arrival_s=self.now_s, priority=priority)
+        submit = Submit(name, prompt, sampling, arrival_s=self.now_s, priority=priority, cache_scope=scope)
         self.scheduler.submit(submit)
         self.listen()
         self.now_s += 0.001
@@ -91,7 +117,14 @@ MakeRig = Callable[..., Rig]
 
 @pytest.fixture
 def make_rig() -> MakeRig:
-    def make(*, num_blocks: int = 100, block_size: int = 4, eos: frozenset[int] = frozenset(), **limits: int) -> Rig:
-        return Rig(num_blocks=num_blocks, block_size=block_size, eos=eos, limits=limits)
+    def make(
+        *,
+        num_blocks: int = 100,
+        block_size: int = 4,
+        eos: frozenset[int] = frozenset(),
+        shares: bool = True,
+        **limits: int,
+    ) -> Rig:
+        return Rig(num_blocks=num_blocks, block_size=block_size, eos=eos, shares=shares, limits=limits)
 
     return make

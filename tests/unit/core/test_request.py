@@ -37,6 +37,14 @@ def test_a_preempted_request_keeps_its_tokens_and_waits_to_compute_them_again() 
     assert (request.blocks.block_ids, request.num_preemptions) == ((), 1)
 
 
+def test_a_preempted_request_has_published_and_shares_nothing() -> None:
+    request = make_request()
+    request.move_to(RequestState.RUNNING)
+    request.num_published_blocks = request.num_shared_blocks = 1
+    request.preempt()
+    assert (request.num_published_blocks, request.num_shared_blocks) == (0, 0)
+
+
 def test_recomputed_tokens_are_those_below_the_high_water_mark() -> None:
     request = make_request()
     request.move_to(RequestState.RUNNING)

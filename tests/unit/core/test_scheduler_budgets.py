@@ -92,11 +92,11 @@ def test_of_long_prompts_one_is_in_prefill_at_a_time(make_rig) -> None:
     """C7: the short one does not wait for two long ones."""
     rig = make_rig(prefill_chunk_size=8, long_context_threshold_tokens=16, max_partial_prefills=4)
     rig.submit("long", 30)
-    rig.submit("later", 30)
+    rig.submit("queued", 30)
     rig.submit("short", 12)
     assert rig.step() == {"long": 8, "short": 8}
     assert rig.step(2) == {"long": 8, "short": 1}
-    assert rig.step() == {"long": 6, "short": 1, "later": 8}
+    assert rig.step() == {"long": 6, "short": 1, "queued": 8}
 
 
 def test_one_token_prompts_count_as_decodes(make_rig) -> None:

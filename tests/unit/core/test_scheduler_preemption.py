@@ -7,9 +7,9 @@ from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
 from guidevane_runtime.core.messages import FinishReason
 
 
-def crowded(make_rig, **limits):
+def crowded(make_rig, **options):
     """Two requests that both fit now and can't both grow to their ends: the forecast believes in short outputs."""
-    rig = make_rig(num_blocks=12, kv_cache_utilization_limit_percent=100, **limits)
+    rig = make_rig(num_blocks=12, kv_cache_utilization_limit_percent=100, **options)
     for number in range(20):
         rig.submit(f"short{number}", 2, max_tokens=1)
     rig.run_to_end()
@@ -37,9 +37,10 @@ def test_the_newest_request_with_the_least_work_is_preempted_when_no_block_is_fr
     assert preemptions(rig, "a") == 0 and preemptions(rig, "b") >= 1
 
 
-def test_output_is_the_same_with_and_without_preemption(make_rig) -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_output_is_the_same_with_and_without_preemption(make_rig, shares) -> None:
     """B5, B7, I10: no token is lost, doubled or changed."""
-    rig = crowded(make_rig)
+    rig = crowded(make_rig, shares=shares)
     grow_together(rig, "a", "b", "c")
     rig.run_to_end()
     assert rig.scheduler.stats(0.0).num_preemptions > 0
@@ -47,11 +48,12 @@ def test_output_is_the_same_with_and_without_preemption(make_rig) -> None:
         assert (rig.tokens(name), rig.ends(name)) == (expected(rig, name, 4, 40), [FinishReason.LENGTH])
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("offset", [-1, 0, 1])
-def test_preemption_at_a_block_boundary_loses_nothing(make_rig, block_size, offset) -> None:
+def test_preemption_at_a_block_boundary_loses_nothing(make_rig, block_size, offset, shares) -> None:
     """B10: lengths of a whole number of blocks, plus and minus one."""
-    rig = make_rig(num_blocks=100, block_size=block_size, max_num_seqs=2)
+    rig = make_rig(num_blocks=100, block_size=block_size, shares=shares, max_num_seqs=2)
     num_prompt = 3 * block_size + offset
     for name in "ab":
         rig.submit(name, num_prompt, max_tokens=3 * block_size)
@@ -138,7 +140,7 @@ def test_preempting_and_resuming_twenty_times_changes_nothing(make_rig) -> None:
 
 
 def test_recomputed_tokens_are_counted_once_computed(make_rig) -> None:
-    rig = make_rig(max_num_seqs=2)
+    rig = make_rig(shares=False, max_num_seqs=2)
     for name in "ab":
         rig.submit(name, 4, max_tokens=30)
     rig.step(5)

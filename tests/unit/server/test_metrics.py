@@ -67,7 +67,7 @@ def test_every_series_that_a_router_reads_is_there_from_the_start(metrics: Serve
     for reason in ("stop", "length", "abort", "error"):
         assert value(metrics, "vllm:request_success_total", finished_reason=reason) == 0
     info = "vllm:cache_config_info"
-    labels = {"block_size": "16", "num_gpu_blocks": "50", "cache_dtype": "float32", "enable_prefix_caching": "False"}
+    labels = {"block_size": "16", "num_gpu_blocks": "50", "cache_dtype": "float32", "enable_prefix_caching": "True"}
     assert value(metrics, info, **labels) == 1
 
 
@@ -115,6 +115,35 @@ def test_gauges_follow_every_report_also_an_idle_one(metrics: ServerMetrics) -> 
     assert value(metrics, "vllm:num_requests_running") == value(metrics, "vllm:kv_cache_usage_perc") == 0
     assert value(metrics, "guidevane_oldest_waiting_seconds") == 0
     assert value(metrics, "guidevane_step_seconds_count") == 1
+
+
+def test_a_cached_block_is_neither_free_nor_used_and_does_not_count_as_kv_use(metrics: ServerMetrics) -> None:
+    metrics.step(StepReport(1.0, stats=EngineStats(num_blocks_total=50, num_blocks_used=10, num_blocks_cached=25)))
+    states = {state: value(metrics, "guidevane_kv_blocks", state=state) for state in ("used", "cached", "free")}
+    assert states == {"used": 10, "cached": 25, "free": 15}
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.2
+
+
+def test_prefix_queries_and_hits_count_on_over_an_engine_that_counts_from_zero(metrics: ServerMetrics) -> None:
+    for queried, hit in ((100, 40), (150, 80)):
+        stats = EngineStats(num_prefix_queried_tokens=queried, num_prefix_hit_tokens=hit)
+        metrics.step(StepReport(1.0, stats=stats))
+    metrics.engine_lost()
+    metrics.engine_ready(EngineReady("b2", 8192, 100, 50, 16, "float32", "cpu", SchedulerLimits(), 1.0))
+    metrics.step(StepReport(2.0, stats=EngineStats(num_prefix_queried_tokens=10, num_prefix_hit_tokens=5)))
+    assert value(metrics, "vllm:prefix_cache_queries_total") == 160
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 85
+
+
+def test_cached_prompt_tokens_count_once_and_are_not_computed(metrics: ServerMetrics, tokenizer: Tokenizer) -> None:
+    choice, times = Choice(0, (1, 2, 3), SamplingParams(max_tokens=9, seed=1), tokenizer), RequestTimes(arrival_s=10.0)
+    for now_s in (12.0, 13.0):
+        output = RequestOutput("r", (5,), first_scheduled_s=11.0, num_cached_tokens=2)
+        choice.feed(output)
+        metrics.output_arrived(times, output, choice, 1, now_s)
+    assert value(metrics, "vllm:prompt_tokens_cached_total") == 2
+    assert value(metrics, "vllm:prompt_tokens_total") == 3
+    assert value(metrics, "vllm:request_prefill_kv_computed_tokens_sum") == 1
 
 
 def test_counters_go_on_over_an_engine_that_counts_from_zero(metrics: ServerMetrics) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from guidevane_api.limits import PartialLimits
+from guidevane_api.limits import PartialLimits, SchedulerLimits
 from guidevane_runtime.errors import ModelNotFound, StartError, UnsupportedModel
 from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.settings import RuntimeSettings, read_settings
@@ -22,6 +22,12 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default(monkeypatch:
     monkeypatch.setenv("GUIDEVANE_BLOCK_SIZE", "32")
     settings = read_settings(["--model", "m", "--port", "9001"], {})
     assert (settings.port, settings.block_size, settings.admin_port) == (9001, 32, 8001)
+
+
+@pytest.mark.parametrize(("flags", "is_on"), [([], True), (["--prefix-caching", "off"], False)])
+def test_the_prefix_cache_is_on_unless_it_is_switched_off(flags: list[str], is_on: bool) -> None:
+    settings = read_settings(["--model", "m", *flags], {})
+    assert settings.engine_settings("m", SchedulerLimits()).enable_prefix_caching is is_on
 
 
 @pytest.mark.parametrize(

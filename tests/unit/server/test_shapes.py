@@ -24,6 +24,13 @@ def test_a_prompt_that_several_choices_share_counts_once(tokenizer: Tokenizer) -
     assert (found["prompt_tokens"], found["completion_tokens"], found["total_tokens"]) == (8, 6, 14)
 
 
+def test_cached_tokens_of_a_shared_prompt_are_those_of_its_first_choice(tokenizer: Tokenizer) -> None:
+    choices = make_choices(tokenizer, [tuple(range(40))] * 2)
+    for choice, num_cached in zip(choices, (16, 32), strict=True):
+        choice.feed(RequestOutput("r", (1,), num_cached_tokens=num_cached))
+    assert usage(choices)["prompt_tokens_details"] == {"cached_tokens": 16}
+
+
 def test_minus_infinity_is_a_number_in_json(tokenizer: Tokenizer) -> None:
     (a,) = tokenizer.encode("a")
     (b,) = tokenizer.encode("b")
