@@ -55,7 +55,8 @@ class MemoryGate:
         self, pool: BlockPool, limits: SchedulerLimits, forecast: OutputForecast, running: Iterable[Request]
     ) -> None:
         self._pool = pool
-        self._max_blocks = kv_limit_blocks(pool, limits)
+        self.max_blocks = kv_limit_blocks(pool, limits)
+        """The KV limit."""
         self._forecast = forecast
         self._running = running
 
@@ -63,16 +64,22 @@ class MemoryGate:
         # The peak includes what is needed now; a full pool is only quicker to see.
         return self._fits_now(request) and self._fits_at_peak(request)
 
-    def _fits_now(self, request: Request) -> bool:
-        return self._pool.num_used + self._pool.num_blocks_for(request.num_tokens) <= self._max_blocks
+    def blocks_now(self, request: Request) -> int:
+        """Blocks in use together with what the request needs to come in."""
+        return self._pool.num_used + self._pool.num_blocks_for(request.num_tokens)
 
-    def _fits_at_peak(self, candidate: Request) -> bool:
+    def peak_tokens(self, candidate: Request) -> int:
+        """Tokens that running requests and the candidate are expected to hold at most, at one time."""
         together = [*self._running, candidate]
         if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
-            peak = sum(self._held(request, request.max_num_tokens) for request in together)
-        else:
-            peak = self._estimated_peak(together, 1 << candidate.num_preemptions)
-        return peak <= self._max_blocks * self._pool.block_size
+            return sum(self._held(request, request.max_num_tokens) for request in together)
+        return self._estimated_peak(together, 1 << candidate.num_preemptions)
+
+    def _fits_now(self, request: Request) -> bool:
+        return self.blocks_now(request) <= self.max_blocks
+
+    def _fits_at_peak(self, candidate: Request) -> bool:
+        return self.peak_tokens(candidate) <= self.max_blocks * self._pool.block_size
 
     def _estimated_peak(self, requests: list[Request], distrust: int) -> int:
         """Max over i of left_i * (i + 1) + held_0 + ... + held_i, longest left first. Tokens."""

@@ -50,6 +50,10 @@ class WaitingQueue:
         del self._places[bisect_left(self._places, place_of(request))]
         del self._requests[request.request_id]
 
+    def in_line(self) -> list[Request]:
+        """First in line first."""
+        return [self._requests[place.request_id] for place in self._places]
+
     def first(self, is_eligible: Callable[[Request], bool]) -> Request | None:
         """The first in line that may be looked at now."""
         in_line = (self._requests[place.request_id] for place in self._places)
