@@ -115,8 +115,9 @@ class Guard:
         may_loosen = is_calm or (Line.REJECTS in breached and worst is None)
         self._recover(now_s, is_over=worst is not None)
         reason = self._move(now_s, worst, may_loosen=may_loosen)
-        if reason and worst is not None:
-            reason = f"{worst} is {readings[worst]:.0f}, line {self.config.lines[worst]:.0f}: {reason}"
+        evidence = worst or next(iter(breached), None)
+        if reason and evidence is not None:
+            reason = f"{evidence} is {readings[evidence]:.0f}, line {self.config.lines[evidence]:.0f}: {reason}"
         return GuardDecision(self.level, worst, breached, self.effect(target), reason)
 
     def effect(self, target: SchedulerLimits) -> GuardEffect:

@@ -4,7 +4,18 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from guidevane_runtime.core.messages import Abort, AbortCause, Command, SetLimits, Shutdown, StepReport, Submit
+from guidevane_runtime.core.explain import explain
+from guidevane_runtime.core.messages import (
+    Abort,
+    AbortCause,
+    Command,
+    Explain,
+    Explained,
+    SetLimits,
+    Shutdown,
+    StepReport,
+    Submit,
+)
 from guidevane_runtime.core.plan import ModelRunner, ScheduledBatch
 from guidevane_runtime.core.scheduler import Scheduler
 
@@ -63,6 +74,9 @@ class EngineLoop:
                 self._scheduler.abort(command.request_id, command.cause)
             case SetLimits():
                 self._set_limits(command)
+            case Explain():
+                explanations = explain(self._scheduler, command.request_ids, self._clock())
+                self._mailbox.put(Explained(command.query_id, explanations))
             case Shutdown():
                 self._is_stopping = True
                 self._scheduler.abort_all(AbortCause.SHUTDOWN)

@@ -199,6 +199,7 @@ def test_a_reject_rate_over_its_line_loosens_when_resources_are_not_over() -> No
     assert drive.run(200, BETWEEN).level == 3
     decision = drive.run_to_level(0, BETWEEN, only(Line.REJECTS, OVER))
     assert decision.line is None and decision.breached == {Line.REJECTS}
+    assert decision.reason == "admission_reject_rate_max is 2, line 1: taken back: refusing long prompts"
 
 
 def test_a_reject_rate_never_tightens() -> None:

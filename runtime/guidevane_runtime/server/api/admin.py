@@ -1,4 +1,4 @@
-"""The admin port: GET and PATCH /admin/limits, behind a bearer token. Never on the serving port."""
+"""The admin port's door, and GET and PATCH /admin/limits, behind a bearer token. Never on the serving port."""
 
 import asyncio
 import hmac
@@ -49,14 +49,14 @@ async def change_limits(request: web.Request) -> web.Response:
 
 async def obey(services: Services, command: SetLimits, old: SchedulerLimits, why: str) -> None:
     """Hand new limits to the engine, wait until a step obeyed them, and say what changed."""
-    services.metrics.limits_target(command.limits)
+    services.metrics.limits_target(services.limits.target)
     try:
         async with asyncio.timeout(CONFIRM_TIMEOUT_S):
             await services.engine.set_limits(command)
     except TimeoutError as error:
         raise EngineUnavailable(f"the engine took no limits within {CONFIRM_TIMEOUT_S:.0f} s") from error
     services.metrics.limits_changed(command.source, services.limits.epoch)
-    logger.info("limits changed", extra={**_changes(old, command.limits), "reason": why})
+    logger.info("limits changed", extra={**_changes(old, services.limits.target), "reason": why})
 
 
 async def watch_lease(services: Services, poll_interval_s: float = 1.0) -> None:
