@@ -1,8 +1,9 @@
 """The guard: gives way, step by step, while a protection line of the SLO is breached, and takes it back afterwards.
 
 It is the fast loop, of seconds, below the operator's tuner. It never moves the target limits, only what is obeyed of
-them, and it can't lock itself out: every limit has a floor, what it does not hear of counts as calm, and a reject rate
-above its line loosens. It knows samples and limits; time comes in as an argument.
+them, and it can't lock itself out: every limit has a floor, what it does not hear of counts as calm, a reject rate above
+its line loosens, and without a breach a step back is tried in the end. It knows samples and limits; time comes in as an
+argument.
 """
 
 from collections.abc import Mapping
@@ -43,6 +44,8 @@ class GuardConfig:
     """A line is over for so long before each step. At least window_s: a step is judged by samples from after it."""
     t_down_s: float = 30.0
     """All lines are well under for so long before each step back. Three windows: a pause between bursts is no calm."""
+    t_probe_s: float = 300.0
+    """No line is over, nor all well under, for so long before a step back is tried: what is refused is not for ever."""
     hysteresis: float = 0.1
     """Well under is below (1 - hysteresis) of a line."""
     recovery_per_s: float = 0.05
@@ -84,6 +87,7 @@ class Guard:
         self._shares: dict[str, float] = {}
         self._over = _Lasting()
         self._calm = _Lasting()
+        self._not_over = _Lasting()
         self._last_tick_s: float | None = None
 
     @property
@@ -154,12 +158,14 @@ class Guard:
     def _move(self, now_s: float, worst: Line | None, *, may_loosen: bool) -> str:
         """One step on, or one back, or none. Says which; empty for none."""
         is_due = self._over.lasted_s(worst is not None, now_s) >= self.config.t_up_s
-        can_leave = self._calm.lasted_s(may_loosen, now_s) >= self.config.t_down_s
+        is_calm = self._calm.lasted_s(may_loosen, now_s) >= self.config.t_down_s
+        may_probe = self._not_over.lasted_s(worst is None, now_s) >= self.config.t_probe_s
         if worst is not None and is_due:
             self._over.restart(now_s)
             return self._give_way(worst)
-        if can_leave and self._steps:
+        if (is_calm or may_probe) and self._steps:
             self._calm.restart(now_s)
+            self._not_over.restart(now_s)
             return f"taken back: {self._steps.pop()}"
         return ""
 

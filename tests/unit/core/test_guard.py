@@ -98,6 +98,17 @@ def test_it_stays_while_a_line_is_under_but_not_well_under() -> None:
     assert drive.run(45, CALM).level == 0
 
 
+def test_between_the_two_it_tries_a_step_back_after_a_while() -> None:
+    """L11: no reject line may have been given, and long prompts are refused all the time."""
+    drive = Drive({Line.TTFT: 1500.0})
+    drive.run_to_level(2, only(Line.TTFT, OVER))
+    # The window holds what was over for 10 s more.
+    assert drive.run(308, only(Line.TTFT, BETWEEN)).level == 2
+    assert drive.run(4, only(Line.TTFT, BETWEEN)).level == 1
+    assert drive.run(290, only(Line.TTFT, BETWEEN)).level == 1
+    assert drive.run(15, only(Line.TTFT, BETWEEN)).level == 0
+
+
 @pytest.mark.parametrize(
     ("line", "first"),
     [
