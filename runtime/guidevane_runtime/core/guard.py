@@ -1,7 +1,7 @@
 """The guard: gives way, step by step, while a protection line of the SLO is breached, and takes it back afterwards.
 
 It is the fast loop, of seconds, below the operator's tuner. It never moves the target limits, only what is obeyed of
-them, and it can't lock itself out: every limit has a floor, what it does not hear of counts as calm, a reject rate above
+them, and it can't lock itself out: every limit has a floor, what it does not hear of counts as calm, a reject rate over
 its line loosens, and without a breach a step back is tried in the end. It knows samples and limits; time comes in as an
 argument.
 """
