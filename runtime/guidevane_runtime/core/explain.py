@@ -88,7 +88,7 @@ class _View:
         num_running, max_num_seqs = len(self._running), self._limits.max_num_seqs
         if self._scheduler.is_cooling_down:
             return Held(Hold.COOL_DOWN, "a request was preempted in the last step; nobody comes in in the next one")
-        if num_running >= max_num_seqs and num_running:
+        if num_running >= max_num_seqs:
             why = f"{num_running} requests run, limit maxNumSeqs {max_num_seqs}"
             return Held(Hold.MAX_NUM_SEQS, why, num_running, max_num_seqs)
         return None

@@ -78,12 +78,28 @@ def test_the_peak_of_both_does_not_fit(make_rig) -> None:
     assert value is not None and value > 80
 
 
+def test_what_fits_exactly_now_can_still_be_too_much_at_the_peak(make_rig) -> None:
+    rig = make_rig(num_blocks=10, kv_cache_utilization_limit_percent=60)
+    rig.submit("a", 12, max_tokens=20)
+    rig.step()
+    rig.submit("b", 12, max_tokens=20)
+    assert told(rig, "b").hold is Hold.PEAK_KV
+
+
 def test_all_prefill_lanes_are_taken(make_rig) -> None:
     rig = make_rig(max_partial_prefills=1, prefill_chunk_size=4)
     rig.submit("a", 40)
     rig.step()
     rig.submit("b", 40)
     assert held(rig, "b") == (Hold.PREFILL_LANES, 1, 1)
+
+
+def test_without_a_slot_it_does_not_matter_that_there_is_no_lane(make_rig) -> None:
+    rig = make_rig(max_partial_prefills=1, prefill_chunk_size=4, max_num_seqs=1)
+    rig.submit("a", 40)
+    rig.step()
+    rig.submit("b", 40)
+    assert held(rig, "b") == (Hold.MAX_NUM_SEQS, 1, 1)
 
 
 def test_who_needs_no_lane_passes_and_is_held_by_nothing(make_rig) -> None:

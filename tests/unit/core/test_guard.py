@@ -83,6 +83,12 @@ def test_the_first_step_comes_after_t_up_and_each_further_one_after_as_long_agai
     assert rises == [12, 24, 36, 48, 60]
 
 
+@pytest.mark.parametrize(("share", "is_breached"), [(0.98, False), (1.02, True)])
+def test_a_line_is_breached_from_just_above_it(share: float, is_breached: bool) -> None:
+    for line, bound in LINES.items():
+        assert (line in Drive().run(10, {line: bound * share}).breached) == is_breached
+
+
 def test_a_burst_shorter_than_t_up_changes_nothing() -> None:
     drive = Drive()
     drive.run(30, CALM)
@@ -96,6 +102,22 @@ def test_it_stays_while_a_line_is_under_but_not_well_under() -> None:
     drive.run_to_level(1, CALM, only(Line.TTFT, OVER))
     assert drive.run(200, CALM, only(Line.TTFT, BETWEEN)).level == 1
     assert drive.run(45, CALM).level == 0
+
+
+def test_each_step_back_comes_t_down_after_the_one_before() -> None:
+    drive = Drive()
+    drive.run_to_level(3, CALM, only(Line.TTFT, OVER))
+    since = len(drive.decisions)
+    drive.run(130, CALM)
+    levels = [decision.level for decision in drive.decisions[since - 1 :]]
+    falls = [i for i in range(1, len(levels)) if levels[i] < levels[i - 1]]
+    assert [b - a for a, b in itertools.pairwise(falls)] == [30, 30] and falls[0] >= 30
+
+
+def test_a_reject_rate_just_under_its_line_holds_nothing_up() -> None:
+    drive = Drive()
+    drive.run_to_level(1, CALM, only(Line.TTFT, OVER))
+    assert drive.run(45, CALM, only(Line.REJECTS, BETWEEN)).level == 0
 
 
 def test_between_the_two_it_tries_a_step_back_after_a_while() -> None:
@@ -157,7 +179,10 @@ def test_a_move_says_what_and_why() -> None:
 @pytest.mark.parametrize("target", [TARGET, SchedulerLimits(**dict.fromkeys(SchedulerLimits.model_fields, 1))])
 def test_floors_hold_however_long_everything_is_over(target: SchedulerLimits) -> None:
     drive = Drive(target=target)
-    drive.run(1000, OVER, waiting_s=1000.0)
+    for line in (Line.KV_USE, Line.ITL, Line.TTFT):
+        drive.run(80, CALM, only(line, OVER))
+    drive.run(500, OVER, waiting_s=1000.0)
+    assert set(drive.guard.steps) == set(Step)
     for decision in drive.decisions:
         limits = decision.effect.limits
         assert limits.max_num_seqs >= 1
@@ -185,6 +210,16 @@ def test_what_was_cut_comes_back_bit_by_bit() -> None:
     values = [drive.run(1, CALM).effect.limits.max_num_seqs for _ in range(12)]
     assert values == sorted(values) and values[0] < 20 and values[-1] == 32
     assert max(b - a for a, b in itertools.pairwise(values)) <= 2
+
+
+def test_a_step_taken_again_starts_from_what_has_come_back_so_far() -> None:
+    drive = Drive({Line.QUEUE_WAIT: 500.0})
+    drive.run(62, only(Line.QUEUE_WAIT, OVER))
+    assert drive.decisions[-1].effect.limits.max_queued_requests == 16
+    drive.run_to_level(2, CALM)
+    regained = drive.run(1, CALM).effect.limits.max_queued_requests
+    again = drive.run_to_level(3, only(Line.QUEUE_WAIT, OVER)).effect.limits.max_queued_requests
+    assert 16 < regained <= again < 64
 
 
 def test_recovery_waits_while_a_line_is_over() -> None:
@@ -218,6 +253,12 @@ def test_a_reject_rate_never_tightens() -> None:
     drive.run(300, CALM, {Line.REJECTS: 100.0})
     assert {decision.level for decision in drive.decisions} == {0}
     assert drive.decisions[-1].breached == {Line.REJECTS}
+
+
+def test_one_refusal_alone_is_no_reject_rate() -> None:
+    drive = Drive()
+    drive.guard.observe(Sample(Line.REJECTS, drive.now_s, 100.0))
+    assert drive.run(1).breached == frozenset()
 
 
 def test_a_reject_rate_does_not_loosen_while_a_resource_is_over() -> None:

@@ -14,6 +14,13 @@ def test_a_quantile_is_right_within_a_percent() -> None:
     assert window.value(5.0) == pytest.approx(950, rel=0.01)
 
 
+def test_the_p95_of_ten_is_the_largest() -> None:
+    window = p95()
+    for value in range(1, 11):
+        window.add(5.0, float(value))
+    assert window.value(5.0) == pytest.approx(10, rel=0.01)
+
+
 @pytest.mark.parametrize(("num_slow", "is_seen"), [(4, False), (5, False), (6, True)])
 def test_more_than_one_in_twenty_shows_in_the_p95(num_slow: int, is_seen: bool) -> None:
     window = p95()

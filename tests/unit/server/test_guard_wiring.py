@@ -51,6 +51,14 @@ def test_a_guard_that_does_nothing_sends_nothing(keeper: LimitsKeeper) -> None:
     assert keeper.follow_guard() is None
 
 
+def test_limits_that_the_engine_fitted_to_its_model_are_in_force(halving: Halving) -> None:
+    keeper = LimitsKeeper(STARTUP, Envelope(), lambda: 100.0, halving)
+    fitted = STARTUP.model_copy(update={"max_model_len": 512, "max_prompt_tokens": 512, "max_output_tokens": 512})
+    keeper.engine_ready(EngineReady("b1", 512, 100, 10, 16, "float32", "cpu", fitted, 1.0))
+    assert keeper.in_force == fitted
+    assert keeper.follow_guard() is None
+
+
 def test_the_guard_moves_what_is_in_force_and_not_the_target(keeper: LimitsKeeper, halving: Halving) -> None:
     halving.acts = True
     command = keeper.follow_guard()
