@@ -50,16 +50,22 @@ class Clock:
 
 
 class PacedRunner:
-    """A fake model of 2 ms per step, that can be held in its step."""
+    """A fake model of 2 ms per step, that can be held in its step, and broken."""
 
     def __init__(self) -> None:
         self._runner = FakeRunner(2048, 4, VOCAB_SIZE - 1)
         self.may_go = threading.Event()
         self.may_go.set()
+        self.is_held = threading.Event()
+        self.is_broken = False
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         time.sleep(0.002)
-        self.may_go.wait(30.0)
+        if not self.may_go.is_set():
+            self.is_held.set()
+            self.may_go.wait(30.0)
+        if self.is_broken:
+            raise ZeroDivisionError("the model divided by zero")
         return self._runner.execute(batch)
 
 
@@ -112,6 +118,11 @@ class House:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await until(lambda: not self.services.live)
+
+    async def hold(self) -> None:
+        """The engine stays in its step, and reads no mail."""
+        self.runner.may_go.clear()
+        await until(self.runner.is_held.is_set)
 
     async def tick(self, guard: Guard, line: Line, value: float, count: int = 1) -> None:
         """Seconds in which a line has this value."""
@@ -248,13 +259,26 @@ async def test_requests_are_shown_to_nobody_without_the_token(plain: House) -> N
 
 async def test_a_question_to_an_engine_that_goes_is_refused(plain: House) -> None:
     async with plain.running("a"):
-        plain.runner.may_go.clear()
+        await plain.hold()
         asking = asyncio.create_task(plain.services.engine.explain(["x"]))
         await asyncio.sleep(0)
         await plain.services.engine.stop(grace_s=0.0)
         with pytest.raises(EngineUnavailable, match="the engine is gone"):
             await asking
     with pytest.raises(EngineUnavailable, match="the engine is stopped"):
+        await plain.services.engine.explain(["x"])
+
+
+async def test_a_question_to_an_engine_that_dies_is_refused(plain: House) -> None:
+    async with plain.running("a"):
+        await plain.hold()
+        asking = asyncio.create_task(plain.services.engine.explain(["x"]))
+        await asyncio.sleep(0)
+        plain.runner.is_broken = True
+        plain.runner.may_go.set()
+        with pytest.raises(EngineUnavailable, match="the engine is gone"):
+            await asking
+    with pytest.raises(EngineUnavailable, match="the engine is restarting"):
         await plain.services.engine.explain(["x"])
 
 
