@@ -5,12 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
-from guidevane_api.limits import Count, Envelope, PartialLimits, SchedulerLimits, Tokens
+from guidevane_api.limits import Count, Envelope, PartialLimits, Percent, SchedulerLimits, Tokens
+from guidevane_runtime.core.guard import GuardConfig
+from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineSettings
 from guidevane_runtime.errors import StartError
 
@@ -32,6 +34,7 @@ def parse_quantity(value: object) -> object:
 
 
 Quantity = Annotated[int, BeforeValidator(parse_quantity), Field(ge=1)]
+Positive = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -83,6 +86,18 @@ class RuntimeSettings(BaseSettings):
     """Share of GPU memory to use."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of the engine. Default: the container's CPU limit."""
+    guard: Literal["off", "dry-run", "on"] | None = None
+    """Give way, step by step, while an --slo-* line is breached; dry-run only reports. Default: on with a line."""
+    slo_ttft_p95_ms: Positive | None = None
+    """Protection line: p95 of the time to the first token, in ms."""
+    slo_itl_p95_ms: Positive | None = None
+    """Protection line: p95 of the gap between two tokens, in ms."""
+    slo_queue_wait_p95_ms: Positive | None = None
+    """Protection line: p95 of the wait before the first step, in ms."""
+    slo_kv_cache_utilization_max_percent: Percent | None = None
+    """Protection line: KV-cache blocks in use, in percent."""
+    slo_admission_reject_rate_max_percent: Percent | None = None
+    """Protection line: requests refused because of load, in percent. Above it the guard takes steps back."""
     log_format: Literal["text", "json"] = "text"
     """Log lines for people or for machines."""
     drain_seconds: Annotated[int, Field(ge=0)] = 30
@@ -90,6 +105,32 @@ class RuntimeSettings(BaseSettings):
     hang_seconds: Annotated[int, Field(ge=1)] = 30
     """Silence of the engine after which /readyz says 503 and requests are refused. Above its longest step.
     After four times that, and 120 s at least, the engine is ended and started again."""
+
+    @model_validator(mode="after")
+    def _guard_has_a_line(self) -> Self:
+        if self.guard not in (None, "off") and not self._lines:
+            raise ValueError(
+                f"guard is {self.guard} and has no line to protect; give one, for example --slo-itl-p95-ms 120"
+            )
+        return self
+
+    @property
+    def _lines(self) -> dict[Line, float]:
+        given = {
+            Line.TTFT: self.slo_ttft_p95_ms,
+            Line.ITL: self.slo_itl_p95_ms,
+            Line.QUEUE_WAIT: self.slo_queue_wait_p95_ms,
+            Line.KV_USE: self.slo_kv_cache_utilization_max_percent,
+            Line.REJECTS: self.slo_admission_reject_rate_max_percent,
+        }
+        return {line: bound for line, bound in given.items() if bound is not None}
+
+    @property
+    def guard_config(self) -> GuardConfig | None:
+        """None: the guard is off."""
+        if self.guard == "off" or not self._lines:
+            return None
+        return GuardConfig(self._lines, dry_run=self.guard == "dry-run")
 
     @property
     def model_name(self) -> str:

@@ -66,7 +66,8 @@ class MemoryGate:
         self, pool: BlockPool, limits: SchedulerLimits, forecast: OutputForecast, running: Iterable[Request]
     ) -> None:
         self._pool = pool
-        self._max_blocks = kv_limit_blocks(pool, limits)
+        self.max_blocks = kv_limit_blocks(pool, limits)
+        """The KV limit."""
         self._forecast = forecast
         self._inside = list(running)
         self._needs: dict[int, list[Need]] = {}
@@ -82,16 +83,23 @@ class MemoryGate:
         for distrust, needs in self._needs.items():
             insort(needs, self._need(request, distrust))
 
-    def _fits_now(self, request: Request) -> bool:
-        num_new = self._pool.num_blocks_for(request.num_tokens) - request.num_shared_blocks
-        return self._pool.num_used + num_new <= self._max_blocks
+    def blocks_now(self, request: Request) -> int:
+        """Blocks in use together with what the request needs to come in, beyond what it shares."""
+        return self._pool.num_used + self._pool.num_blocks_for(request.num_tokens) - request.num_shared_blocks
 
-    def _fits_at_peak(self, candidate: Request) -> bool:
+    def peak_tokens(self, candidate: Request) -> int:
+        """Tokens that running requests and the candidate are expected to hold at most, at one time."""
         if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
             peak = sum(self._held(request, request.max_num_tokens) for request in (*self._inside, candidate))
         else:
             peak = self._estimated_peak(candidate, 1 << candidate.num_preemptions)
-        return peak + self._num_inherited_tokens <= self._max_blocks * self._pool.block_size
+        return peak + self._num_inherited_tokens
+
+    def _fits_now(self, request: Request) -> bool:
+        return self.blocks_now(request) <= self.max_blocks
+
+    def _fits_at_peak(self, candidate: Request) -> bool:
+        return self.peak_tokens(candidate) <= self.max_blocks * self._pool.block_size
 
     @cached_property
     def _num_inherited_tokens(self) -> int:

@@ -1,10 +1,19 @@
 """What one step may still spend."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.plan import ScheduledBatch
 from guidevane_runtime.core.request import Request
+
+
+class BudgetLeft(NamedTuple):
+    """Tokens that a step may still spend, by what bounds them."""
+
+    total: int
+    prefill: int
+    decode: int
 
 
 class StepBudget:
@@ -15,6 +24,10 @@ class StepBudget:
         self._decode = limits.decode_token_budget
         self._prefill = limits.prefill_token_budget
         self._chunk_size = limits.prefill_chunk_size
+
+    @property
+    def left(self) -> BudgetLeft:
+        return BudgetLeft(self._total, self._prefill, self._decode)
 
     @property
     def num_decodes_left(self) -> int:
@@ -60,6 +73,10 @@ class StepPlan:
         self.budget.spend(request, num_tokens)
         self._parts[request] = num_tokens
 
+    def num_planned(self, request: Request) -> int:
+        """Its tokens in this step; 0 when it is left out."""
+        return self._parts.get(request, 0)
+
     def drop(self, request: Request) -> None:
         """Take a request that is being preempted out again; its tokens go back to the budget."""
         num_tokens = self._parts.pop(request, 0)
@@ -68,7 +85,7 @@ class StepPlan:
 
     def is_partial(self, request: Request) -> bool:
         """Whether the request will still be in mid-prefill after this step."""
-        return request.num_uncomputed_tokens - self._parts.get(request, 0) > 1
+        return request.num_uncomputed_tokens - self.num_planned(request) > 1
 
     def seal(self, epoch: int) -> ScheduledBatch:
         """Fix the plan: note the step on its requests, decodes first in the batch."""
@@ -100,9 +117,17 @@ class PrefillLanes:
     def has_room_for(self, request: Request) -> bool:
         if request.num_uncomputed_tokens - self._step.budget.affordable(request) <= 1:
             return True  # it ends in this step: a short prompt, or the rest of a long one after its prefix hit
-        if self._is_long(request) and any(map(self._is_long, self._in_prefill)):
+        if self.waits_for_long(request):
             return False
         return len(self._in_prefill) < self._step.limits.max_partial_prefills
+
+    def waits_for_long(self, request: Request) -> bool:
+        """Whether it is long, and so is one that is in prefill."""
+        return self._is_long(request) and any(map(self._is_long, self._in_prefill))
+
+    def __len__(self) -> int:
+        """Lanes in use."""
+        return len(self._in_prefill)
 
     def _is_long(self, request: Request) -> bool:
         return request.num_prompt_tokens > self._threshold

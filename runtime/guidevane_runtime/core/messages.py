@@ -124,7 +124,15 @@ class Shutdown:
     """
 
 
-Command = Submit | Abort | SetLimits | SetTenants | Shutdown
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Ask what holds requests back; answered by one Explained, at the next iteration."""
+
+    query_id: int
+    request_ids: tuple[str, ...]
+
+
+Command = Submit | Abort | SetLimits | SetTenants | Shutdown | Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,4 +247,58 @@ class StepReport:
     """Set when it differs from the last report's."""
 
 
-Event = EngineReady | EngineFailed | StepReport
+class Hold(StrEnum):
+    """Which limit holds a request back right now; those of the live limits have their wire names."""
+
+    NOTHING = "nothing"
+    """It is part of the next step."""
+    QUEUE_ORDER = "queueOrder"
+    """Others are before it, and nothing holds the first of them back."""
+    MAX_NUM_SEQS = "maxNumSeqs"
+    KV_LIMIT = "kvCacheUtilizationLimitPercent"
+    """What it needs to come in does not fit beside what is in use. Blocks."""
+    PEAK_KV = "peakKvEstimate"
+    """There is room now, but not for all that run and it once their outputs have grown. Tokens."""
+    PREFILL_LANES = "maxPartialPrefills"
+    LONG_PREFILL_LANE = "longContextThresholdTokens"
+    """A prompt above it waits for the one that is in prefill."""
+    TOTAL_BUDGET = "maxNumBatchedTokens"
+    PREFILL_BUDGET = "prefillTokenBudget"
+    DECODE_BUDGET = "decodeTokenBudget"
+    COOL_DOWN = "preemptionCoolDown"
+    """Nobody comes in in the step of a preemption and the one after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One live request, without a word of its prompt."""
+
+    request_id: str
+    state: str
+    """`waiting` or `running`."""
+    position: int | None
+    """In the queue, 1 is first; None when it runs."""
+    hold: Hold
+    value: int | None
+    """What is used or asked for, in the unit of `bound`; None where there is nothing to count."""
+    bound: int | None
+    held_at: str | None
+    """Id of the request that is held back by it, when that is another one further ahead in the queue."""
+    why: str
+    """A sentence for people."""
+    age_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Answer to an Explain; requests that are not live are missing."""
+
+    query_id: int
+    explanations: tuple[Explanation, ...]
+
+
+Event = EngineReady | EngineFailed | StepReport | Explained

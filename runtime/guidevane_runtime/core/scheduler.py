@@ -142,6 +142,30 @@ class Scheduler:
         return tuple(self._running.values())
 
     @property
+    def waiting(self) -> Sequence[Request]:
+        """First in line first."""
+        return self._waiting.in_line()
+
+    def live(self, request_id: str) -> Request | None:
+        return self._live.get(request_id)
+
+    def next_step(self, now_s: float) -> StepPlan:
+        """The next step with decodes and prefills in progress, as it would be before admission; nothing is changed."""
+        step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
+        for request in self._decodes_in_turn(step)[: step.budget.num_decodes_left]:
+            step.add(request, 1)
+        self._continue_prefills(step)
+        return step
+
+    def memory_gate(self) -> MemoryGate:
+        return MemoryGate(self.pool, self.limits.target, self._forecast, self._running.values())
+
+    @property
+    def is_cooling_down(self) -> bool:
+        """Whether the next step brings in nobody, because of a preemption."""
+        return bool(self._running) and self._num_steps <= self._last_preemption_step
+
+    @property
     def effective_limits(self) -> SchedulerLimits:
         return self.limits.effective(len(self._running))
 
@@ -240,10 +264,10 @@ class Scheduler:
         """First in turn first; only what has to wait for a prefill lane lets others pass until it has one."""
         if not self._may_admit(step):
             return
-        gate = MemoryGate(self.pool, step.limits, self._forecast, self._running.values())
+        gate = self.memory_gate()
         lanes = PrefillLanes(step, self._running.values())
         while self._may_admit(step):
-            request = self._waiting.first(lambda request: self._has_lane(request, lanes))
+            request = self._waiting.first(lambda request: self.has_lane(request, lanes))
             if request is None or not step.budget.affordable(request):
                 return
             if self._running and not gate.admits(request):
@@ -252,7 +276,7 @@ class Scheduler:
             lanes.enter(request)
             gate.enter(request)
 
-    def _has_lane(self, request: Request, lanes: PrefillLanes) -> bool:
+    def has_lane(self, request: Request, lanes: PrefillLanes) -> bool:
         """Judged with what the prefix cache holds for it now."""
         self.prefix_cache.look(request)
         return lanes.has_room_for(request)

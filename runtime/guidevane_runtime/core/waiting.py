@@ -93,8 +93,13 @@ class Tenant(Flow):
             self.turns.leave(lane)
 
     def in_turn(self) -> Iterator[Request]:
+        """The first of each line, as many as one search asks."""
         for lane in self.turns.in_turn():
             yield from islice(lane.line, LOOK_AHEAD)
+
+    def in_line(self) -> Iterator[Request]:
+        for lane in self.turns.in_turn():
+            yield from lane.line
 
 
 class Bill(NamedTuple):
@@ -181,6 +186,12 @@ class WaitingQueue:
         self._num_tokens -= request.num_tokens
         tenant.remove(request)
         self._note_turn(tenant)
+
+    def in_line(self) -> list[Request]:
+        """All that wait, first in turn first as turns stand now; those of tenants at their cap last."""
+        in_turn = list(self._turns.in_turn())
+        at_cap = [tenant for tenant in self._tenants.values() if tenant not in in_turn]
+        return [request for tenant in (*in_turn, *at_cap) for request in tenant.in_line()]
 
     def first(self, is_eligible: Callable[[Request], bool]) -> Request | None:
         """The first in turn that may be looked at now."""

@@ -1,8 +1,9 @@
 """The server's hold on its engine: requests in, streams out, and a new engine when one dies. No torch, no HTTP."""
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import TypeVar
@@ -14,6 +15,9 @@ from guidevane_runtime.core.messages import (
     EngineReady,
     EngineSettings,
     Event,
+    Explain,
+    Explained,
+    Explanation,
     FinishReason,
     RequestOutput,
     SetLimits,
@@ -65,6 +69,8 @@ class EngineClient:
         self._streams: dict[str, RequestStream] = {}
         self._limits: SetLimits | None = None
         self._waiting_for_epoch: list[tuple[int, asyncio.Future[StepReport]]] = []
+        self._queries: dict[int, asyncio.Future[tuple[Explanation, ...]]] = {}
+        self._query_ids = itertools.count(1)
         self._settled = asyncio.Event()
         self._last_heard_s = 0.0
         self._failure: EngineFailed | None = None
@@ -127,6 +133,21 @@ class EngineClient:
         """Requests whose terminal output has not come yet."""
         return len(self._streams)
 
+    async def explain(self, request_ids: Sequence[str]) -> tuple[Explanation, ...]:
+        """What holds these requests back right now. Those that ended meanwhile are missing.
+
+        Raises EngineUnavailable when no engine is there to say it, or it dies before it did.
+        """
+        if self.state is not EngineState.READY:
+            raise EngineUnavailable(f"the engine is {self.state}; it can explain nothing")
+        query_id = next(self._query_ids)
+        answer = self._queries[query_id] = asyncio.get_running_loop().create_future()
+        self._send(Explain(query_id, tuple(request_ids)))
+        try:
+            return await answer
+        finally:
+            self._queries.pop(query_id, None)
+
     # ------------------------------------------------------------------------------------------------ limits
 
     async def set_limits(self, command: SetLimits) -> StepReport:
@@ -173,6 +194,7 @@ class EngineClient:
             self._lose_engine(EngineFailed(f"the engine can't be supervised: {error}", fatal=True))
         finally:
             self._fail_requests("the engine was stopped")
+            self._refuse_queries()
             self._refuse_limits()
 
     async def _run_engine(self, settings: EngineSettings) -> tuple[EngineFailed, bool]:
@@ -214,6 +236,7 @@ class EngineClient:
         """The engine is gone, and with it every request that it had."""
         self.ready = self.last_report = None
         num_failed = self._fail_requests(failure.message)
+        self._refuse_queries()
         if self.state is EngineState.STOPPED:
             return
         self._enter(EngineState.FAILED if failure.fatal else EngineState.RESTARTING)
@@ -226,6 +249,11 @@ class EngineClient:
         for request_id, stream in streams.items():
             stream.put(RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=message))
         return len(streams)
+
+    def _refuse_queries(self) -> None:
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable("the engine is gone; it took its requests with it"))
 
     def _refuse_limits(self) -> None:
         waiting, self._waiting_for_epoch = self._waiting_for_epoch, []
@@ -246,6 +274,9 @@ class EngineClient:
                 self._take_report(event)
             case EngineReady():
                 self._take_ready(event)
+            case Explained():
+                if (answer := self._queries.get(event.query_id)) and not answer.done():
+                    answer.set_result(event.explanations)
             case EngineFailed():
                 logger.error("engine failed", extra={"reason": event.message, "fatal": event.fatal})
 

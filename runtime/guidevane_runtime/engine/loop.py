@@ -4,10 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from guidevane_runtime.core.explain import explain
 from guidevane_runtime.core.messages import (
     Abort,
     AbortCause,
     Command,
+    Explain,
+    Explained,
     SetLimits,
     SetTenants,
     Shutdown,
@@ -74,6 +77,9 @@ class EngineLoop:
                 self._set_limits(command)
             case SetTenants():
                 self._set_tenants(command)
+            case Explain():
+                explanations = explain(self._scheduler, command.request_ids, self._clock())
+                self._mailbox.put(Explained(command.query_id, explanations))
             case Shutdown():
                 self._is_stopping = True
                 self._scheduler.abort_all(AbortCause.SHUTDOWN)

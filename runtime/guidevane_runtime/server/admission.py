@@ -27,6 +27,7 @@ class Rejection(StrEnum):
     QUEUED_TOKENS = "token_budget"
     CONTEXT_LENGTH = "context_length"
     NEVER_FITS = "memory"
+    LONG_CONTEXT = "long_context"
     TIMEOUT = "timeout"
 
 
@@ -64,6 +65,8 @@ class AdmissionGate:
         self._pace = _Pace()
         self.capacity: Capacity | None = None
         """None while the engine is not ready."""
+        self.long_context_pause_s: float | None = None
+        """While the guard refuses long prompts: in how many seconds it may let them in again. None: they are let in."""
         self._drain_deadline_s: float | None = None
 
     # ------------------------------------------------------------------------------------------------ what it knows
@@ -133,6 +136,7 @@ class AdmissionGate:
                 f"{queued} prompt tokens wait, this adds {added}, limits.maxQueuedTokens is {limit}",
                 self._pace.wait_for_prefill_s(queued + added - limit),
             )
+        self._check_long_context(leases, max(prompt_tokens, default=0))
         for lease, num_tokens in zip(leases, prompt_tokens, strict=True):
             lease.num_tokens = num_tokens
 
@@ -185,6 +189,17 @@ class AdmissionGate:
             raise NeverFits(
                 f"the prompt has {num_prompt_tokens} tokens and needs room for one more, the KV cache holds "
                 f"{num_cached}; shorten the prompt or give the runtime more KV cache"
+            )
+
+    def _check_long_context(self, leases: Sequence[Lease], longest: int) -> None:
+        """A long prompt that would be alone is let in, so nobody is locked out."""
+        threshold = self._limits().long_context_threshold_tokens
+        if self.long_context_pause_s is not None and longest > threshold and len(self._leases) > len(leases):
+            raise Refused(
+                Rejection.LONG_CONTEXT,
+                f"the prompt has {longest} tokens; while the guard protects the SLO, those above "
+                f"limits.longContextThresholdTokens {threshold} are refused",
+                self.long_context_pause_s,
             )
 
     def _room(self) -> int:

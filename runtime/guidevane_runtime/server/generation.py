@@ -37,12 +37,15 @@ class Generation:
         choices: Sequence[Choice],
         leases: Sequence[Lease],
         *,
+        client_id: str,
         priority: int = 0,
         arrival_s: float,
     ) -> None:
+        """client_id: the X-Request-Id, under which an administrator finds the choices."""
         self.choices = choices
         self._services = services
         self._leases = leases
+        self._client_id = client_id
         self._priority = priority
         self._arrival_s = arrival_s
         self._unread: dict[int, Delta] = {}
@@ -96,6 +99,7 @@ class Generation:
         request_id = uuid.uuid4().hex
         submit = Submit(request_id, choice.prompt_token_ids, choice.params, self._arrival_s, self._priority)
         stream = self._services.engine.submit(submit)
+        self._services.live.add(request_id, self._client_id)
         self._live[request_id] = _Run(choice, lease, RequestTimes(arrival_s=self._arrival_s))
         self._tasks.append(asyncio.create_task(self._run(stream)))
 
@@ -132,6 +136,7 @@ class Generation:
         """The one end of a choice. A second call finds nothing left to do."""
         run = self._live.pop(request_id, None)
         if run is not None:
+            self._services.live.forget(request_id)
             run.lease.release()
             self._services.metrics.request_ended(run.times, run.choice, outcome, self._services.clock())
 

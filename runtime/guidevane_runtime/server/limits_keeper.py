@@ -24,9 +24,19 @@ class RefusedLimits(InvalidRequest):
 class LimitsKeeper:
     """Limits as asked for. What is obeyed comes from the engine's reports."""
 
-    def __init__(self, startup: SchedulerLimits, envelope: Envelope, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        startup: SchedulerLimits,
+        envelope: Envelope,
+        clock: Callable[[], float],
+        guarded: Callable[[SchedulerLimits], SchedulerLimits] = lambda target: target,
+    ) -> None:
+        """guarded: what is to be obeyed of target limits while the guard acts."""
         self._clock = clock
+        self._guarded = guarded
         self.startup = self.target = self.effective = startup
+        self.in_force = startup
+        """What the engine is told to obey: the target, as the guard leaves it."""
         self.ceiling = envelope
         self.epoch = 0
         self.source = LimitsSource.STARTUP
@@ -41,7 +51,7 @@ class LimitsKeeper:
         """The first engine says what the start-up limits are; a later one was started with the present target."""
         if not self.boot_id:
             self.startup = self.target = ready.limits
-        self.effective = ready.limits
+        self.effective = self.in_force = ready.limits
         self.ceiling = self.ceiling.model_copy(update={"max_model_len": ready.max_model_len})
         self.boot_id = ready.boot_id
 
@@ -77,6 +87,10 @@ class LimitsKeeper:
         self.target, self.source = self.startup, LimitsSource.LEASE_EXPIRED
         return self._command(ShrinkMode.DRAIN)
 
+    def follow_guard(self) -> SetLimits | None:
+        """The limits that the guard leaves of the target now; None if they are in force already."""
+        return None if self._guarded(self.target) == self.in_force else self._command(ShrinkMode.DRAIN)
+
     def view(self, stats: EngineStats) -> LimitsView:
         """As GET /admin/limits shows it."""
         return LimitsView(
@@ -97,7 +111,8 @@ class LimitsKeeper:
 
     def _command(self, mode: ShrinkMode) -> SetLimits:
         self._sequence += 1
-        self.command = SetLimits(self.target, self._sequence, self.source, mode)
+        self.in_force = self._guarded(self.target)
+        self.command = SetLimits(self.in_force, self._sequence, self.source, mode)
         return self.command
 
     def _lease_remaining_seconds(self) -> int | None:

@@ -4,7 +4,7 @@ Gauges stand as the engine's last report says; they are written on every report,
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import prometheus_client
@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from guidevane_api.admin import LimitsSource
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, SetLimits, StepReport
+from guidevane_runtime.core.guard import GuardDecision
+from guidevane_runtime.core.guard_steps import Line
+from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, StepReport
 from guidevane_runtime.server.admission import Rejection
 from guidevane_runtime.server.choices import Choice
 
@@ -36,6 +38,8 @@ STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 _LABELS = ("model_name", "engine")
 _OUTCOMES = ("stop", "length", "abort", "error")
+_OVERLOAD = frozenset((Rejection.QUEUE_FULL, Rejection.QUEUED_TOKENS, Rejection.LONG_CONTEXT, Rejection.TIMEOUT))
+"""Refusals that say something of the load: the guard's reject rate."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,8 @@ class ServerMetrics:
         self._make_latencies()
         self._make_ours()
         self._seen = EngineStats()
+        self.on_sample: Callable[[Line, float], None] = lambda line, value: None
+        """Hears every sample of a protection line: ms, or percent."""
 
     # ------------------------------------------------------------------------------------------------------ families
 
@@ -148,6 +154,14 @@ class ServerMetrics:
             "guidevane_preempted_tokens_recomputed", "Tokens computed again after a preemption."
         )
         self._restarts = self.counter("guidevane_engine_restarts", "Starts of the engine after the first.")
+        self._guard_level = self.gauge("guidevane_guard_level", "Steps by which the guard gives way; 0 is normal.")
+        breached = Gauge(
+            "guidevane_guard_line_breached",
+            "1 while a protection line is over.",
+            (*_LABELS, "line"),
+            registry=self.registry,
+        )
+        self._breached = {line: breached.labels(**self._labels, line=str(line)) for line in Line}
         self._http = Counter("http_requests", "HTTP requests.", ("method", "handler", "status"), registry=self.registry)
 
     # ------------------------------------------------------------------------------------------------------- moments
@@ -184,6 +198,8 @@ class ServerMetrics:
         self._seen = stats
         if report.effective is not None:
             self.limits_effective(report.effective)
+        if stats.num_blocks_total:
+            self.on_sample(Line.KV_USE, 100 * stats.num_blocks_used / stats.num_blocks_total)
         num_tokens = report.num_prefill_tokens + report.num_decode_tokens
         if num_tokens:
             self._step.observe(report.step_s)
@@ -195,16 +211,16 @@ class ServerMetrics:
     def limits_target(self, limits: SchedulerLimits) -> None:
         self._set_limits(limits, "target")
 
-    def limits_changed(self, command: SetLimits, epoch: int) -> None:
-        """Limits were accepted: target, count and wire epoch move together; `effective` follows when a step obeys."""
-        self.limits_target(command.limits)
-        self._changes[command.source].inc()
+    def limits_changed(self, source: LimitsSource, epoch: int) -> None:
+        """Limits were accepted: count and wire epoch move together; `effective` follows when a step obeys."""
+        self._changes[source].inc()
         self._epoch.set(epoch)
 
     def request_accepted(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """A choice goes to the engine."""
         self._lengths.prompt.observe(num_prompt_tokens)
         self._lengths.max_tokens.observe(max_tokens)
+        self.on_sample(Line.REJECTS, 0.0)
 
     def answer_ended(self, n: int, longest: int) -> None:
         """All choices of a body have ended; `longest` is the most output tokens of one of them."""
@@ -217,18 +233,18 @@ class ServerMetrics:
         """Outputs of one step for one choice."""
         if times.first_scheduled_s is None and output.first_scheduled_s is not None:
             times.first_scheduled_s = output.first_scheduled_s
-            self._queue.observe(max(0.0, output.first_scheduled_s - times.arrival_s))
+            self._observe(self._queue, Line.QUEUE_WAIT, max(0.0, output.first_scheduled_s - times.arrival_s))
         if not num_new_tokens:
             return
         self._generation_tokens.inc(num_new_tokens)
         if times.first_token_s is None:
             times.first_token_s = now_s
-            self._ttft.observe(now_s - times.arrival_s)
+            self._observe(self._ttft, Line.TTFT, now_s - times.arrival_s)
             self._prompt_tokens.inc(len(choice.prompt_token_ids))
             self._prompt_cached.inc(choice.num_cached_tokens)
             self._lengths.computed.observe(len(choice.prompt_token_ids) - choice.num_cached_tokens)
         elif times.last_token_s is not None:
-            self._itl.observe(now_s - times.last_token_s)
+            self._observe(self._itl, Line.ITL, now_s - times.last_token_s)
         times.last_token_s = now_s
 
     def request_ended(self, times: RequestTimes, choice: Choice, outcome: str, now_s: float) -> None:
@@ -248,12 +264,19 @@ class ServerMetrics:
 
     def rejected(self, reason: Rejection) -> None:
         self._rejections[reason].inc()
+        if reason in _OVERLOAD:
+            self.on_sample(Line.REJECTS, 100.0)
         mirrored = {
             Rejection.QUEUE_FULL: "max_num_queued_reqs",
             Rejection.QUEUED_TOKENS: "max_num_queued_tokens",
         }.get(reason)
         if mirrored:
             self._queue_rejections[mirrored].inc()
+
+    def guard_ticked(self, decision: GuardDecision) -> None:
+        self._guard_level.set(decision.level)
+        for line, gauge in self._breached.items():
+            gauge.set(line in decision.breached)
 
     def client_gone(self) -> None:
         self._disconnects.inc()
@@ -273,6 +296,10 @@ class ServerMetrics:
         self._blocks_used.set(stats.num_blocks_used)
         self._blocks_cached.set(stats.num_blocks_cached)
         self._blocks_free.set(total - stats.num_blocks_used - stats.num_blocks_cached)
+
+    def _observe(self, histogram: Histogram, line: Line, seconds: float) -> None:
+        histogram.observe(seconds)
+        self.on_sample(line, seconds * 1000)
 
     def _set_limits(self, limits: SchedulerLimits, kind: str) -> None:
         for name, value in limits.model_dump(by_alias=True).items():

@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from guidevane_api.limits import SchedulerLimits, limit_violations
+from guidevane_runtime.core.guard import Guard, Sample
 from guidevane_runtime.core.messages import EngineFailed, StepReport
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.engine.link import process_launcher
@@ -21,6 +22,7 @@ from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.server.admission import AdmissionGate
 from guidevane_runtime.server.api.admin import AdminToken, watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
+from guidevane_runtime.server.guard_watch import watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
@@ -74,13 +76,16 @@ class Server:
             raise StartError(self._failure.message)
 
     async def _serve(self, services: Services) -> None:
-        lease_watch = asyncio.create_task(watch_lease(services))
+        watches = [asyncio.create_task(watch_lease(services))]
+        if services.guard is not None:
+            watches.append(asyncio.create_task(watch_guard(services, services.guard)))
         try:
             await self._wait_for_stop(services)
             await self._drain(services)
         finally:
-            lease_watch.cancel()
-            await asyncio.wait((lease_watch,))
+            for watch in watches:
+                watch.cancel()
+            await asyncio.wait(watches)
 
     async def _wait_for_stop(self, services: Services) -> None:
         """Until a signal, which may come while the model is still being loaded."""
@@ -151,24 +156,35 @@ def build_services(
     """Everything that handlers need, from the settings; the engine is not started."""
     tokenizer = load_tokenizer(model_path)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.special) if tokenizer.chat_template else None
-    limits = LimitsKeeper(_startup_limits(settings), settings.envelope, clock)
+    guard = Guard(settings.guard_config) if settings.guard_config else None
+    limits = _limits_keeper(settings, guard, clock)
     metrics = ServerMetrics(
         CollectorRegistry(), settings.model_name, settings.envelope_max_model_len or limits.startup.max_model_len
     )
     metrics.limits_target(limits.target)
     metrics.limits_effective(limits.effective)
+    if guard is not None:
+        metrics.on_sample = lambda line, value: guard.observe(Sample(line, clock(), value))
     return Services(
         model_name=settings.model_name,
         engine=engine,
         tokenizer=tokenizer,
         template=template,
-        gate=AdmissionGate(limits=lambda: limits.target, clock=clock),
+        gate=AdmissionGate(limits=lambda: limits.in_force, clock=clock),
         limits=limits,
         metrics=metrics,
         pool=ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize"),
         hang_after_s=settings.hang_seconds,
+        guard=guard,
         clock=clock,
     )
+
+
+def _limits_keeper(settings: RuntimeSettings, guard: Guard | None, clock: Callable[[], float]) -> LimitsKeeper:
+    startup = _startup_limits(settings)
+    if guard is None:
+        return LimitsKeeper(startup, settings.envelope, clock)
+    return LimitsKeeper(startup, settings.envelope, clock, lambda target: guard.effect(target).limits)
 
 
 def _startup_limits(settings: RuntimeSettings) -> SchedulerLimits:

@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from guidevane_runtime.core.guard import Guard
 from guidevane_runtime.core.messages import EngineStats, StepReport
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.errors import GuidevaneError, NotFound
 from guidevane_runtime.server.admission import AdmissionGate, Capacity, Refused, Rejection, rejection_reason
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
+from guidevane_runtime.server.live_requests import LiveRequests
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.text.chat_template import ChatTemplate
 from guidevane_runtime.server.text.tokenizer import Tokenizer
@@ -43,7 +45,10 @@ class Services:
     pool: Executor
     hang_after_s: float
     """Silence of the engine after which the pod is not ready."""
+    guard: Guard | None = None
+    """None: it is off."""
     clock: Callable[[], float] = time.monotonic
+    live: LiveRequests = field(default_factory=LiveRequests)
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time in s; of the model's entry in /v1/models."""
 

@@ -12,6 +12,7 @@ from guidevane_runtime.engine.stream import RequestStream
 from guidevane_runtime.server.admission import AdmissionGate, Capacity
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.generation import Generation
+from guidevane_runtime.server.live_requests import LiveRequests
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
 from guidevane_runtime.server.text.tokenizer import Tokenizer
@@ -37,7 +38,9 @@ def make_services(engine: Engine) -> Services:
     gate = AdmissionGate(limits=SchedulerLimits, clock=lambda: 0.0)
     gate.capacity = Capacity(num_blocks=100, block_size=16)
     metrics = ServerMetrics(CollectorRegistry(), "tiny", 100)
-    parts: Any = types.SimpleNamespace(engine=engine, gate=gate, metrics=metrics, clock=lambda: 0.0)
+    parts: Any = types.SimpleNamespace(
+        engine=engine, gate=gate, metrics=metrics, clock=lambda: 0.0, live=LiveRequests()
+    )
     return cast(Services, parts)
 
 
@@ -50,7 +53,7 @@ async def test_a_choice_that_we_fail_on_is_no_longer_run_by_the_engine(tokenizer
     services = make_services(engine)
     choice = Damaged(0, (1,), SamplingParams(max_tokens=100, seed=1), tokenizer)
     with pytest.raises(ZeroDivisionError):
-        async with Generation(services, [choice], services.gate.enter(1), arrival_s=0.0) as generation:
+        async with Generation(services, [choice], services.gate.enter(1), arrival_s=0.0, client_id="c") as generation:
             await generation.next()
     assert engine.aborted == [AbortCause.CANCELLED]
     assert services.gate.num_live == 0

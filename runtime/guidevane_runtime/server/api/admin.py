@@ -1,4 +1,4 @@
-"""The admin port: GET and PATCH /admin/limits, behind a bearer token. Never on the serving port."""
+"""The admin port's door, and GET and PATCH /admin/limits, behind a bearer token. Never on the serving port."""
 
 import asyncio
 import contextlib
@@ -53,8 +53,9 @@ async def change_limits(request: web.Request) -> web.Response:
 
 def announce(services: Services, command: SetLimits, old: SchedulerLimits, why: str) -> None:
     """Say what changed. Before anything is awaited: who asked may be gone before the engine obeys."""
-    services.metrics.limits_changed(command, services.limits.epoch)
-    logger.info("limits changed", extra={**_changes(old, command.limits), "reason": why})
+    services.metrics.limits_target(services.limits.target)
+    services.metrics.limits_changed(command.source, services.limits.epoch)
+    logger.info("limits changed", extra={**_changes(old, services.limits.target), "reason": why})
 
 
 async def obey(services: Services, command: SetLimits) -> None:

@@ -17,6 +17,7 @@ from guidevane_runtime.server.schemas import ChatCompletionRequest, CompletionRe
 from guidevane_runtime.server.services import SERVICES, Services
 from guidevane_runtime.server.shapes import AnswerShape, ChatShape, CompletionShape, Envelope
 from guidevane_runtime.server.streams import answer_stream, answer_whole
+from guidevane_runtime.server.tracing import IDS
 
 MakeShape = Callable[[Envelope, Job, Services], AnswerShape]
 
@@ -91,7 +92,14 @@ async def _answer(request: web.Request, job: Job, prefix: str, make_shape: MakeS
             include_usage=job.include_usage,
             continuous_usage=job.continuous_usage,
         )
-        generation = Generation(services, choices, leases, priority=job.sampling.priority, arrival_s=arrival_s)
+        generation = Generation(
+            services,
+            choices,
+            leases,
+            client_id=request[IDS].request_id,
+            priority=job.sampling.priority,
+            arrival_s=arrival_s,
+        )
         return await _generate(request, job, generation, make_shape(envelope, job, services), envelope)
     finally:
         for lease in leases:
