@@ -1,8 +1,9 @@
 """A cost model from measured steps: least squares of relative errors, no coefficient below 0, without outliers.
 
-Relative, as a decode of 20 ms matters as much as a prefill of 2 s. Five unknowns at most, so the constraint is met by
-trying every subset of them: the best fit whose coefficients are all positive is the answer (Lawson & Hanson 1974,
-chapter 23, which gets there with fewer tries).
+Relative, as a decode of 20 ms matters as much as a prefill of 2 s; and relative to what the model says, not to what was
+measured: noise only ever makes a step longer, and the second would favour the lucky ones. Five unknowns at most, so the
+constraint is met by trying every subset of them: the best fit whose coefficients are all positive is the answer (Lawson
+& Hanson 1974, chapter 23, which gets there with fewer tries).
 """
 
 import json
@@ -79,10 +80,10 @@ def fit_costs(steps: Sequence[MeasuredStep]) -> Fit:
     if len(measured) < MIN_STEPS:
         raise FitError(f"there are {len(measured)} steps that took time, {MIN_STEPS} are needed; record a longer load")
     kept = measured
-    costs = _least_squares(kept)
+    costs = _least_squares(kept, [step.step_s for step in kept])
     for _ in range(NUM_ROUNDS):
         kept = _without_outliers(costs, measured)
-        costs = _least_squares(kept)
+        costs = _least_squares(kept, [costs.seconds(step.load) for step in kept])
     errors = sorted(abs(_error(costs, step)) for step in kept)
     measured_s = sum(step.step_s for step in kept)
     return Fit(
@@ -108,13 +109,19 @@ def _without_outliers(costs: CostModel, steps: Sequence[MeasuredStep]) -> list[M
     return [step for step, error in zip(steps, errors, strict=True) if abs(error - middle) <= most]
 
 
-def _least_squares(steps: Sequence[MeasuredStep]) -> CostModel:
-    """The fixed cost is always among the unknowns: a step without one would be free when it is empty."""
-    rows = [[value / step.step_s for value in (1, *step.load)] for step in steps]
+def _least_squares(steps: Sequence[MeasuredStep], expected_s: Sequence[float]) -> CostModel:
+    """Errors are relative to expected_s.
+
+    The fixed cost is always among the unknowns: without one, an empty step would be free.
+    """
+    weights = [1 / seconds for seconds in expected_s]
+    rows = [[value * weight for value in (1, *step.load)] for step, weight in zip(steps, weights, strict=True)]
+    targets = [step.step_s * weight for step, weight in zip(steps, weights, strict=True)]
+    square = _sumprod(targets, targets)
     # A column that is zero throughout says nothing; scaling the others keeps the equations well conditioned.
     scales = [max(row[i] for row in rows) for i in range(len(COEFFICIENTS))]
     usable = [i for i, scale in enumerate(scales) if scale > 0]
-    products = _normal_equations(rows, scales, usable)
+    products = _normal_equations(rows, targets, scales, usable)
     best_error, best = float("inf"), CostModel(0.0)
     for size in range(len(usable)):
         for others in combinations(usable[1:], size):
@@ -122,10 +129,10 @@ def _least_squares(steps: Sequence[MeasuredStep]) -> CostModel:
             solved = _solve([[products[i, j] for j in chosen] + [products[i, -1]] for i in chosen])
             if solved is None or min(solved) < 0 or solved[0] <= 0:
                 continue
-            # Sum of squares of what is left: rows - sum of x_i * products[i, -1].
-            error = len(rows) - sum(x * products[i, -1] for i, x in zip(chosen, solved, strict=True))
+            # Sum of squares of what is left.
+            error = square - sum(x * products[i, -1] for i, x in zip(chosen, solved, strict=True))
             # Fewer coefficients win when more do not fit better.
-            if error < best_error - 1e-9 * len(rows):
+            if error < best_error - 1e-9 * square:
                 named = {COEFFICIENTS[i]: x / scales[i] for i, x in zip(chosen, solved, strict=True)}
                 best_error, best = error, CostModel(**named)
     assert best.step_s > 0, "the fixed cost alone always fits with a positive value"
@@ -133,12 +140,12 @@ def _least_squares(steps: Sequence[MeasuredStep]) -> CostModel:
 
 
 def _normal_equations(
-    rows: Sequence[Sequence[float]], scales: Sequence[float], usable: Sequence[int]
+    rows: Sequence[Sequence[float]], targets: Sequence[float], scales: Sequence[float], usable: Sequence[int]
 ) -> dict[tuple[int, int], float]:
-    """Products of scaled columns; (i, -1) is column i times the ones that it is to sum to."""
+    """Products of scaled columns; (i, -1) is column i times the targets."""
     columns = {i: [row[i] / scales[i] for row in rows] for i in usable}
     products = {(i, j): _sumprod(columns[i], columns[j]) for i in usable for j in usable}
-    return {**products, **{(i, -1): fsum(columns[i]) for i in usable}}
+    return {**products, **{(i, -1): _sumprod(columns[i], targets) for i in usable}}
 
 
 def _sumprod(left: Iterable[float], right: Iterable[float]) -> float:

@@ -15,7 +15,7 @@ def test_top_level_folder_is_no_package(folder: str) -> None:
     assert not (REPO / folder / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("folder", ["crds", "kernels", "operator", "runtime"])
+@pytest.mark.parametrize("folder", ["bench", "crds", "kernels", "operator", "runtime"])
 def test_no_test_lives_below_a_source_folder(folder: str) -> None:
     assert list((REPO / folder).rglob("test_*.py")) == []
 

@@ -98,8 +98,7 @@ def _say_speed(outcome: Outcome, cpu_s: float) -> None:
     num_tokens = sum(entry.num_tokens for entry in outcome.ledger.entries)
     sys.stderr.write(
         f"simulated {outcome.ended_s:.0f} s in {cpu_s:.1f} s of CPU time: {outcome.num_steps} steps, "
-        f"{num_tokens} tokens, "
-        f"{1e6 * cpu_s / max(1, outcome.num_steps):.1f} us a step\n"
+        f"{num_tokens} tokens, {1e6 * cpu_s / max(1, outcome.num_steps):.1f} us a step\n"
     )
 
 

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -7,14 +8,6 @@ from pathlib import Path
 import pytest
 
 from guidevane_bench.__main__ import main
-from guidevane_bench.simulator.control import FleetSample
-
-
-class Watcher:
-    """A controller that changes nothing."""
-
-    def decide(self, sample: FleetSample) -> None:
-        del sample
 
 
 @pytest.fixture
@@ -99,6 +92,17 @@ def test_option_that_makes_no_sense_ends_with_its_name(
 ) -> None:
     assert main([*simulate, *extra]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_simulation_of_the_documentation_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repo = Path(__file__).parents[3]
+    monkeypatch.chdir(repo)
+    blocks = (repo / "docs" / "simulator.md").read_text().split("```")[1::2]
+    (command,) = (block for block in blocks if block.strip().startswith("guidevane-bench simulate"))
+    assert main(shlex.split(command.replace("\\\n", " "))[1:]) == 0
+    assert "## Tenants" in capsys.readouterr().out
 
 
 def test_module_starts_without_torch() -> None:

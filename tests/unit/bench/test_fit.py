@@ -1,3 +1,4 @@
+import json
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -81,6 +82,12 @@ def test_steps_survive_their_file(tmp_path: Path) -> None:
 def test_cost_model_survives_its_file(tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.json", TRUE, about="a test")
     assert read_costs(tmp_path / "costs.json") == TRUE
+
+
+@pytest.mark.parametrize("name", ["costs_demo_cpu.json", "costs_8b_roofline.json"])
+def test_shipped_cost_model_is_one_and_says_where_it_is_from(data: Path, name: str) -> None:
+    assert read_costs(data / name).seconds(StepLoad(0, 1, 100, 0)) > 0
+    assert json.loads((data / name).read_text())["about"]
 
 
 @pytest.mark.parametrize(
