@@ -53,6 +53,7 @@ demo-local: setup ## the runtime alone, no cluster
 
 bench: setup ## ratios measured side by side on this machine
 	$(RUN) guidevane_kernels.bench_cpu
+	$(RUN) guidevane_bench.scheduler_cost
 
 crds: setup ## write crds/llmservices.yaml and docs/api-reference.md from the models
 	$(RUN) guidevane_api.crd

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from guidevane_runtime.core.fairness_report import read, replay
+from guidevane_bench.fairness_report import read, replay
 from guidevane_runtime.core.messages import Submit
 
 

@@ -1,4 +1,4 @@
-from guidevane_runtime.core.bench import Sizes, make_submits, tables
+from guidevane_bench.scheduler_cost import Sizes, make_submits, tables
 
 SMALL = Sizes(
     num_running=3,

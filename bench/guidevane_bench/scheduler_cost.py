@@ -1,4 +1,4 @@
-"""What the scheduler itself costs, on one core and without a model: `python -m guidevane_runtime.core.bench`.
+"""What the scheduler itself costs, on one core and without a model: `python -m guidevane_bench.scheduler_cost`.
 
 Times are CPU time of the thread, so other processes don't count. Not part of the scheduler: here there is a clock.
 """
@@ -167,7 +167,7 @@ def tables(sizes: Sizes) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print tables: medians per step, best of several rounds for the rest."""
-    parser = argparse.ArgumentParser(prog="python -m guidevane_runtime.core.bench", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m guidevane_bench.scheduler_cost", description=main.__doc__)
     parser.add_argument("--scale", type=int, default=1, help="multiplies every size (default: %(default)s)")
     for line in tables(Sizes().times(parser.parse_args(arguments).scale)):
         sys.stdout.write(line + "\n")

@@ -1,6 +1,6 @@
 """Fair turns against first come, first served, on one trace and in virtual time. docs/fairness.md explains the table.
 
-`python -m guidevane_runtime.core.fairness_report TRACE`, a CSV with arrival_s, prompt_tokens, output_tokens, tenant.
+`python -m guidevane_bench.fairness_report TRACE`, a CSV with arrival_s, prompt_tokens, output_tokens, tenant.
 The same scheduler runs twice; the second time all requests are of one nameless tenant, so they come in as they arrived.
 """
 
