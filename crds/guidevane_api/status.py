@@ -165,7 +165,7 @@ class RetuneMove(StatusModel):
     applied: bool = False
     """False: mode Observe, nothing was sent to the pods."""
     verdict: Verdict | None = None
-    """What came of it: Pending, for now. Better, Neutral, Worse and Confounded are not written yet."""
+    """What came of it: Pending. Better, Neutral, Worse and Confounded are not written yet."""
 
 
 class RetuneStatus(StatusModel):

@@ -201,7 +201,7 @@ class WaitingQueue:
     # ------------------------------------------------------------------------------------------------- the books
 
     def admit(self, request: Request) -> None:
-        """Let it go to run. Its prompt is paid for now, beyond what the prefix cache had, and only once."""
+        """Let it go to run. Its prompt is paid here, beyond what the prefix cache had, and only once."""
         tenant = self._tenant(request.submit.tenant)
         tenant.running.add(request.request_id)
         self.remove(request)

