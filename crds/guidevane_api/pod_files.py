@@ -1,0 +1,58 @@
+"""What a pod reads from files while it runs, beside its start-up limits: who shares it, and which SLO it protects.
+
+The operator writes them from spec.tenancy and spec.slo; without Kubernetes a person does. A change is live.
+"""
+
+from collections import Counter
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from guidevane_api.limits import ApiModel, Percent, Tokens
+from guidevane_api.schema import Milliseconds, ObjectName
+from guidevane_api.spec_traffic import ClassShares
+
+KeyDigest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""sha256 of an API key, in hex: the key itself is in no file of a pod."""
+
+
+class TenantEntry(ApiModel):
+    """One tenant: its share, its caps, and how its requests are known."""
+
+    name: ObjectName
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    max_in_flight: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """None: no cap of its own."""
+    max_queued_tokens: Tokens | None = None
+    """None: no cap of its own."""
+    key_sha256: Annotated[tuple[KeyDigest, ...], Field(max_length=8)] = ()
+    """Several while a key is being replaced. Empty: requests without a key are this tenant's."""
+
+
+class TenantsFile(ApiModel):
+    """All tenants. With an empty list everybody is let in, and all are one tenant."""
+
+    tenants: Annotated[tuple[TenantEntry, ...], Field(max_length=64)] = ()
+    classes: ClassShares = ClassShares()
+
+    @model_validator(mode="after")
+    def _every_request_is_one_tenants(self) -> Self:
+        """No name, no key and no lack of a key twice."""
+        for what, values in (
+            ("name", [tenant.name for tenant in self.tenants]),
+            ("key", [digest[:8] for tenant in self.tenants for digest in tenant.key_sha256 or ("none",)]),
+        ):
+            for value, count in Counter(values).items():
+                if count > 1:
+                    raise ValueError(f"{count} tenants have the {what} {value}; give each tenant its own")
+        return self
+
+
+class ProtectionLines(ApiModel):
+    """Lines of the SLO that a pod's guard protects. None: not looked at."""
+
+    ttft_p95_milliseconds: Milliseconds | None = None
+    itl_p95_milliseconds: Milliseconds | None = None
+    queue_wait_p95_milliseconds: Milliseconds | None = None
+    kv_cache_utilization_max_percent: Percent | None = None
+    admission_reject_rate_max_percent: Percent | None = None
