@@ -8,13 +8,15 @@ for lack of blocks.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.messages import Hold
 from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.rules import Held
 
 MAX_PREEMPTIONS_ON_ESTIMATE = 2
 """Preemptions after which a request is admitted on an estimate; above, on the certain bound."""
@@ -59,6 +61,20 @@ class Need(NamedTuple):
     """Now, rounded up to what its last block may leave unused, and without what others hold anyway."""
 
 
+class SeqSlots:
+    """Door rule: max_num_seqs requests run at most."""
+
+    def __init__(self, running: Collection[Request], limits: SchedulerLimits) -> None:
+        self._running = running
+        self._max_num_seqs = limits.max_num_seqs
+
+    def held(self) -> Held | None:
+        if len(self._running) < self._max_num_seqs:
+            return None
+        why = "{value} requests run, limit maxNumSeqs {bound}"
+        return Held(Hold.MAX_NUM_SEQS, why, len(self._running), self._max_num_seqs)
+
+
 class MemoryGate:
     """Whether one more request fits the KV limit, beside those that run. For the admissions of one step."""
 
@@ -73,9 +89,18 @@ class MemoryGate:
         self._needs: dict[int, list[Need]] = {}
         """Of those inside, the shortest left first; by distrust. Made when first asked for."""
 
-    def admits(self, request: Request) -> bool:
+    def held(self, request: Request) -> Held | None:
+        """Nothing holds the first one: what fits the pool fits an empty one, whatever the limit."""
+        if not self._inside:
+            return None
         # The peak includes what is needed now; a full pool is only quicker to see.
-        return self._fits_now(request) and self._fits_at_peak(request)
+        blocks = self.blocks_now(request)
+        if blocks > self.max_blocks:
+            return Held(Hold.KV_LIMIT, "{value} KV blocks with it, limit {bound}", blocks, self.max_blocks)
+        peak, room = self.peak_tokens(request), self.max_blocks * self._pool.block_size
+        if peak > room:
+            return Held(Hold.PEAK_KV, "{value} KV tokens expected at the peak with it, limit {bound}", peak, room)
+        return None
 
     def enter(self, request: Request) -> None:
         """Count a request that was let in, and has its blocks."""
@@ -94,12 +119,6 @@ class MemoryGate:
         else:
             peak = self._estimated_peak(candidate, 1 << candidate.num_preemptions)
         return peak + self._num_inherited_tokens
-
-    def _fits_now(self, request: Request) -> bool:
-        return self.blocks_now(request) <= self.max_blocks
-
-    def _fits_at_peak(self, candidate: Request) -> bool:
-        return self.peak_tokens(candidate) <= self.max_blocks * self._pool.block_size
 
     @cached_property
     def _num_inherited_tokens(self) -> int:

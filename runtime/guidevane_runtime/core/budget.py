@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.messages import Hold
 from guidevane_runtime.core.plan import ScheduledBatch
 from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.rules import Held
 
 
 class BudgetLeft(NamedTuple):
@@ -100,8 +102,48 @@ class StepPlan:
         return ScheduledBatch(step=self.number, seqs=tuple(seqs), epoch=epoch)
 
 
+class UnspentStep:
+    """Door rule: a step whose tokens are spent brings in nobody."""
+
+    def __init__(self, step: StepPlan) -> None:
+        self._step = step
+
+    def held(self) -> Held | None:
+        return short_of_tokens(self._step, Hold.PREFILL_BUDGET) if self._step.budget.is_spent else None
+
+
+class StepTokens:
+    """Line rule: the first in line comes in only if it computes something in this step."""
+
+    def __init__(self, step: StepPlan) -> None:
+        self._step = step
+
+    def held(self, request: Request) -> Held | None:
+        return None if self._step.budget.affordable(request) else short_of_tokens(self._step, budget_of(request))
+
+    def enter(self, request: Request) -> None:
+        """Its tokens are spent already: it is part of the step."""
+
+
+def budget_of(request: Request) -> Hold:
+    return Hold.DECODE_BUDGET if request.num_uncomputed_tokens == 1 else Hold.PREFILL_BUDGET
+
+
+def short_of_tokens(step: StepPlan, budget: Hold) -> Held:
+    """Held by maxNumBatchedTokens if that is spent, else by the budget that is asked about."""
+    left, limits = step.budget.left, step.limits
+    if left.total < 1:
+        budget, bound, num_left = Hold.TOTAL_BUDGET, limits.max_num_batched_tokens, left.total
+    elif budget is Hold.DECODE_BUDGET:
+        bound, num_left = limits.decode_token_budget, left.decode
+    else:
+        bound, num_left = limits.prefill_token_budget, left.prefill
+    sentence = f"others take {{value}} tokens of the next step, limit {budget} {{bound}}"
+    return Held(budget, sentence, bound - num_left, bound)
+
+
 class PrefillLanes:
-    """Prefills that take more than one step: max_partial_prefills at once, and of long prompts only one."""
+    """Own rule: prefills that take more than one step: max_partial_prefills at once, and of long prompts only one."""
 
     def __init__(self, step: StepPlan, running: Iterable[Request]) -> None:
         self._step = step
@@ -121,13 +163,18 @@ class PrefillLanes:
             return False
         return len(self._in_prefill) < self._step.limits.max_partial_prefills
 
+    def held(self, request: Request) -> Held | None:
+        if self.has_room_for(request):
+            return None
+        if self.waits_for_long(request):
+            why = "a long prompt is in prefill; {value} tokens are above longContextThresholdTokens {bound}"
+            return Held(Hold.LONG_PREFILL_LANE, why, request.num_prompt_tokens, self._threshold)
+        why = "{value} prompts are in prefill, limit maxPartialPrefills {bound}"
+        return Held(Hold.PREFILL_LANES, why, len(self._in_prefill), self._step.limits.max_partial_prefills)
+
     def waits_for_long(self, request: Request) -> bool:
         """Whether it is long, and so is one that is in prefill."""
         return self._is_long(request) and any(map(self._is_long, self._in_prefill))
-
-    def __len__(self) -> int:
-        """Lanes in use."""
-        return len(self._in_prefill)
 
     def _is_long(self, request: Request) -> bool:
         return request.num_prompt_tokens > self._threshold

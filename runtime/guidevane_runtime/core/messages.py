@@ -265,6 +265,8 @@ class Hold(StrEnum):
     TOTAL_BUDGET = "maxNumBatchedTokens"
     PREFILL_BUDGET = "prefillTokenBudget"
     DECODE_BUDGET = "decodeTokenBudget"
+    TENANT_CAP = "maxInFlight"
+    """As many requests of its tenant run as its terms allow."""
     COOL_DOWN = "preemptionCoolDown"
     """Nobody comes in in the step of a preemption and the one after it."""
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.prefix import BlockKeys, cache_root
 from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.rules import Held
 
 
 class PrefixHit(NamedTuple):
@@ -47,6 +48,14 @@ class PrefixCache:
         request.num_computed_tokens = len(hit.block_ids) * self._pool.block_size
         request.num_shared_blocks = hit.num_in_use
         return hit
+
+    def held(self, request: Request) -> Held | None:
+        """Own rule that holds nobody: those after it judge a request by what the cache has for it at this moment."""
+        self.look(request)
+        return None
+
+    def enter(self, request: Request) -> None:
+        """It has its blocks since take()."""
 
     def take(self, request: Request) -> None:
         """Start a request with the blocks that are there; they are its own then, to read."""

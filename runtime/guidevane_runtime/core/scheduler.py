@@ -8,9 +8,9 @@ take_outputs. Between schedule and apply all mail is welcome too: it counts from
 from collections.abc import Sequence
 
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.admission import MemoryGate, OutputForecast, kv_limit_blocks, refusal
+from guidevane_runtime.core.admission import MemoryGate, OutputForecast, SeqSlots, kv_limit_blocks, refusal
 from guidevane_runtime.core.block_pool import BlockPool, BlockTable
-from guidevane_runtime.core.budget import PrefillLanes, StepPlan
+from guidevane_runtime.core.budget import PrefillLanes, StepPlan, StepTokens, UnspentStep
 from guidevane_runtime.core.limits import LimitsState
 from guidevane_runtime.core.line import Line
 from guidevane_runtime.core.messages import (
@@ -23,10 +23,11 @@ from guidevane_runtime.core.messages import (
     Submit,
 )
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
+from guidevane_runtime.core.preemption import CoolDown, choose_victim
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
+from guidevane_runtime.core.rules import AdmissionRules, Door
 from guidevane_runtime.core.stopping import Stop, find_stop
-from guidevane_runtime.core.tenants import RequestClass
 from guidevane_runtime.core.waiting import WaitingQueue, deadline_of, place_of
 
 
@@ -157,13 +158,24 @@ class Scheduler:
         self._continue_prefills(step)
         return step
 
-    def memory_gate(self) -> MemoryGate:
-        return MemoryGate(self.pool, self.limits.target, self._forecast, self._running.values())
+    def door(self, step: StepPlan) -> Door:
+        """What may keep everybody outside in that step."""
+        running = self._running.values()
+        return Door(
+            UnspentStep(step), CoolDown(step, self._last_preemption_step, running), SeqSlots(running, step.limits)
+        )
 
-    @property
-    def is_cooling_down(self) -> bool:
-        """Whether the next step brings in nobody, because of a preemption."""
-        return bool(self._running) and self._num_steps <= self._last_preemption_step
+    def admission_rules(self, step: StepPlan) -> AdmissionRules:
+        """What each waiting request meets in that step, decodes and prefills in progress being planned."""
+        running = self._running.values()
+        return AdmissionRules(
+            own=(self._waiting, self.prefix_cache, PrefillLanes(step, running)),
+            line=(StepTokens(step), MemoryGate(self.pool, step.limits, self._forecast, running)),
+        )
+
+    def head(self, rules: AdmissionRules) -> Request | None:
+        """The first in turn that has nothing of its own to wait for."""
+        return self._waiting.first(lambda request: rules.own_hold(request) is None)
 
     @property
     def effective_limits(self) -> SchedulerLimits:
@@ -204,9 +216,9 @@ class Scheduler:
         if not self.limits.take_shrink_order():
             return
         while len(self._running) > step.limits.max_num_seqs:
-            self._preempt(self._choose_victim(), step)
+            self._preempt(choose_victim(self._running.values()), step)
         while len(self._running) > 1 and self.pool.num_used > kv_limit_blocks(self.pool, step.limits):
-            self._preempt(self._choose_victim(), step)
+            self._preempt(choose_victim(self._running.values()), step)
 
     def _decode(self, step: StepPlan) -> None:
         for request in self._decodes_in_turn(step):
@@ -225,25 +237,11 @@ class Scheduler:
     def _ensure_block(self, request: Request, step: StepPlan) -> bool:
         """Make room for the next token of a decode, at the cost of others if need be. False: it can't run now."""
         while not request.blocks.try_grow_to(request.num_tokens):
-            victim = self._choose_victim()
+            victim = choose_victim(self._running.values())
             self._preempt(victim, step)
             if victim is request:
                 return False
         return True
-
-    def _choose_victim(self) -> Request:
-        """Not the same one again and again; then offline; lowest priority; latest deadline; least work lost; newest."""
-        return min(
-            self._running.values(),
-            key=lambda r: (
-                r.num_preemptions,
-                r.submit.request_class is not RequestClass.OFFLINE,
-                -r.submit.priority,
-                -deadline_of(r),
-                r.num_computed_tokens,
-                -r.submit.arrival_s,
-            ),
-        )
 
     def _preempt(self, victim: Request, step: StepPlan) -> None:
         step.drop(victim)
@@ -261,32 +259,16 @@ class Scheduler:
                 step.add(request, num_tokens)
 
     def _admit(self, step: StepPlan) -> None:
-        """First in turn first; only what has to wait for a prefill lane lets others pass until it has one."""
-        if not self._may_admit(step):
+        """First in turn first; only those who wait for something of their own let others pass."""
+        door = self.door(step)
+        if not self._waiting or door.held():
             return
-        gate = self.memory_gate()
-        lanes = PrefillLanes(step, self._running.values())
-        while self._may_admit(step):
-            request = self._waiting.first(lambda request: self.has_lane(request, lanes))
-            if request is None or not step.budget.affordable(request):
+        rules = self.admission_rules(step)
+        while (head := self.head(rules)) and not rules.line_hold(head):
+            self._start(head, step)
+            rules.enter(head)
+            if door.held():
                 return
-            if self._running and not gate.admits(request):
-                return
-            self._start(request, step)
-            lanes.enter(request)
-            gate.enter(request)
-
-    def has_lane(self, request: Request, lanes: PrefillLanes) -> bool:
-        """Judged with what the prefix cache holds for it now."""
-        self.prefix_cache.look(request)
-        return lanes.has_room_for(request)
-
-    def _may_admit(self, step: StepPlan) -> bool:
-        """An idle engine always may. After a preemption, this step and the next one bring in nobody."""
-        if not self._waiting or step.budget.is_spent:
-            return False
-        settled = step.number > self._last_preemption_step + 1
-        return not self._running or (settled and len(self._running) < step.limits.max_num_seqs)
 
     def _start(self, request: Request, step: StepPlan) -> None:
         self.prefix_cache.take(request)

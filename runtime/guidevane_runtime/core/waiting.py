@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from guidevane_runtime.core.fair import FairTurns, Flow
 from guidevane_runtime.core.line import Line
-from guidevane_runtime.core.messages import SetTenants
+from guidevane_runtime.core.messages import Hold, SetTenants
 from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.rules import Held
 from guidevane_runtime.core.tenants import EQUAL_TERMS, RequestClass, TenantPolicy, TenantTerms
 
 SLACK_S = 30.0
@@ -70,10 +71,13 @@ class Tenant(Flow):
         self.max_in_flight = terms.max_in_flight
 
     @property
+    def is_at_cap(self) -> bool:
+        return self.max_in_flight is not None and len(self.running) >= self.max_in_flight
+
+    @property
     def may_be_served(self) -> bool:
         """At its cap a tenant counts as one that has nothing waiting: it gathers no credit there."""
-        has_room = self.max_in_flight is None or len(self.running) < self.max_in_flight
-        return has_room and any(lane.line for lane in self.lanes.values())
+        return not self.is_at_cap and any(lane.line for lane in self.lanes.values())
 
     def obey(self, terms: TenantTerms, policy: TenantPolicy) -> None:
         self.weight = terms.weight
@@ -197,6 +201,17 @@ class WaitingQueue:
         """The first in turn that may be looked at now."""
         in_turn = (request for tenant in self._turns.in_turn() for request in tenant.in_turn())
         return next((request for request in islice(in_turn, MAX_ASKED) if is_eligible(request)), None)
+
+    def held(self, request: Request) -> Held | None:
+        """Own rule: a tenant at its cap has no turn. So it holds nobody whom first() gives; it is here to be told."""
+        tenant = self._tenant(request.submit.tenant)
+        if not tenant.is_at_cap:
+            return None
+        why = "{value} requests of its tenant run, its maxInFlight is {bound}"
+        return Held(Hold.TENANT_CAP, why, len(tenant.running), tenant.max_in_flight)
+
+    def enter(self, request: Request) -> None:
+        """It is in the books since admit()."""
 
     # ------------------------------------------------------------------------------------------------- the books
 

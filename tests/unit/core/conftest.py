@@ -50,13 +50,16 @@ class Rig:
         num_prompt_tokens: int = 4,
         *,
         priority: int = 0,
+        tenant: str = "",
         scope: CacheScope = SHARED_SCOPE,
         **params: Any,
     ) -> Submit:
         """A prompt that all names with the same first letter share."""
         prompt = tuple((ord(name[0]) + i) % VOCAB_SIZE for i in range(num_prompt_tokens))
         sampling = SamplingParams(**{"max_tokens": 8, "seed": 0, **params})
-        submit = Submit(name, prompt, sampling, arrival_s=self.now_s, priority=priority, cache_scope=scope)
+        submit = Submit(
+            name, prompt, sampling, arrival_s=self.now_s, priority=priority, tenant=tenant, cache_scope=scope
+        )
         self.scheduler.submit(submit)
         self.listen()
         self.now_s += 0.001

@@ -45,7 +45,7 @@ def gate_beside_one_running(num_blocks: int, num_preemptions: int) -> bool:
     running.blocks.try_grow_to(10)
     candidate.num_preemptions = num_preemptions
     limits = SchedulerLimits(kv_cache_utilization_limit_percent=100)
-    return MemoryGate(pool, limits, forecast, [running]).admits(candidate)
+    return MemoryGate(pool, limits, forecast, [running]).held(candidate) is None
 
 
 @pytest.mark.parametrize(("num_preemptions", "peak"), [(0, 24), (1, 28), (2, 36), (3, 200)])
@@ -68,4 +68,4 @@ def test_the_peak_is_when_the_shorter_one_ends() -> None:
     # held 1 + 1, left 10 (the forecast) and 5 (its bound): 2 * 5 + 2 when `new` ends, 10 + 1 when `old` does.
     for percent, fits in ((12, True), (11, False)):
         limits = SchedulerLimits(kv_cache_utilization_limit_percent=percent)
-        assert MemoryGate(BlockPool(100, 1), limits, forecast, [old]).admits(new) == fits
+        assert (MemoryGate(BlockPool(100, 1), limits, forecast, [old]).held(new) is None) == fits

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.explain import explain
-from guidevane_runtime.core.messages import AbortCause, Explanation, Hold
+from guidevane_runtime.core.messages import AbortCause, Explanation, Hold, SetTenants
+from guidevane_runtime.core.tenants import TenantPolicy, TenantTerms
 
 
 def told(rig: Any, name: str) -> Explanation:
@@ -170,6 +171,33 @@ def test_an_order_to_shrink_cools_down_too(make_rig) -> None:
     assert {told(rig, name).hold for name in "ab"} == {Hold.NOTHING, Hold.COOL_DOWN}
 
 
+def test_a_tenant_at_its_cap_waits_for_itself_while_others_pass(make_rig) -> None:
+    rig = make_rig()
+    rig.scheduler.set_tenants(SetTenants(TenantPolicy((TenantTerms("hog", max_in_flight=2),)), epoch=1))
+    for name in "abc":
+        rig.submit(name, tenant="hog")
+    rig.submit("d", tenant="small")
+    rig.step()
+    rig.submit("e", tenant="small")
+    assert rig.running() == set("abd")
+    assert held(rig, "c") == (Hold.TENANT_CAP, 2, 2)
+    assert told(rig, "c").why == "2 requests of its tenant run, its maxInFlight is 2"
+    assert [told(rig, name).position for name in "ec"] == [1, 2]
+    assert told(rig, "e").hold is Hold.NOTHING
+
+
+def test_a_tenant_whose_cap_was_lowered_drains_and_is_told_so(make_rig) -> None:
+    rig = make_rig()
+    for name in "abc":
+        rig.submit(name, tenant="hog")
+    rig.step()
+    rig.scheduler.set_tenants(SetTenants(TenantPolicy((TenantTerms("hog", max_in_flight=1),)), epoch=1))
+    rig.submit("d", tenant="hog")
+    rig.step()
+    assert rig.running() == set("abc")
+    assert held(rig, "d") == (Hold.TENANT_CAP, 3, 1)
+
+
 def test_behind_one_that_is_held_back_it_is_held_by_the_same_limit(make_rig) -> None:
     rig = make_rig(num_blocks=10, kv_cache_utilization_limit_percent=50)
     rig.submit("a", 12, max_tokens=1000)
@@ -206,7 +234,10 @@ def test_who_is_not_live_is_left_out(make_rig) -> None:
 # make_rig is a factory: it keeps nothing between examples.
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    arrivals=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 30), st.integers(1, 20)), max_size=14),
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 6), st.integers(1, 30), st.integers(1, 20), st.sampled_from("ab")), max_size=14
+    ),
+    cap=st.integers(1, 3),
     limits=st.fixed_dictionaries(
         {
             "max_num_seqs": st.integers(1, 4),
@@ -220,11 +251,13 @@ def test_who_is_not_live_is_left_out(make_rig) -> None:
         }
     ),
 )
-def test_what_is_told_is_what_happens_and_asking_changes_nothing(make_rig, arrivals, limits) -> None:
+def test_what_is_told_is_what_happens_and_asking_changes_nothing(make_rig, arrivals, cap, limits) -> None:
     asked, silent = (make_rig(num_blocks=16, **limits) for _ in range(2))
-    for i, (pause, num_prompt, max_tokens) in enumerate(arrivals):
+    for rig in (asked, silent):
+        rig.scheduler.set_tenants(SetTenants(TenantPolicy((TenantTerms("a", max_in_flight=cap),)), epoch=1))
+    for i, (pause, num_prompt, max_tokens, tenant) in enumerate(arrivals):
         for rig in (asked, silent):
-            rig.submit(str(i), num_prompt, max_tokens=max_tokens)
+            rig.submit(str(i), num_prompt, tenant=tenant, max_tokens=max_tokens)
         for _ in range(pause):
             check_next_step(asked)
             silent.step()

@@ -1,0 +1,39 @@
+"""Whom to preempt when memory or slots run out, and for how long nobody comes in afterwards."""
+
+from collections.abc import Collection, Iterable
+
+from guidevane_runtime.core.budget import StepPlan
+from guidevane_runtime.core.messages import Hold
+from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.rules import Held
+from guidevane_runtime.core.tenants import RequestClass
+from guidevane_runtime.core.waiting import deadline_of
+
+
+def choose_victim(running: Iterable[Request]) -> Request:
+    """Not the same one again and again; then offline; lowest priority; latest deadline; least work lost; newest."""
+    return min(
+        running,
+        key=lambda r: (
+            r.num_preemptions,
+            r.submit.request_class is not RequestClass.OFFLINE,
+            -r.submit.priority,
+            -deadline_of(r),
+            r.num_computed_tokens,
+            -r.submit.arrival_s,
+        ),
+    )
+
+
+class CoolDown:
+    """In the step of a preemption and the one after it nobody comes in: what was freed is for those who run."""
+
+    def __init__(self, step: StepPlan, last_preemption_step: int, running: Collection[Request]) -> None:
+        self._is_settled = step.number > last_preemption_step + 1
+        self._running = running
+
+    def held(self) -> Held | None:
+        """An idle engine has nobody to keep room for."""
+        if self._is_settled or not self._running:
+            return None
+        return Held(Hold.COOL_DOWN, "a request was preempted in the last step; nobody comes in in the next one")
