@@ -136,8 +136,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 3, 4, 16]),
         limits=limits_st,
         shares=st.sampled_from([True, True, False]),
+        min_awaited_tokens=st.sampled_from([1, 10, 64]),
     )
-    def boot(self, num_blocks: int, block_size: int, limits: SchedulerLimits, shares: bool) -> None:
+    def boot(
+        self, num_blocks: int, block_size: int, limits: SchedulerLimits, shares: bool, min_awaited_tokens: int
+    ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.runner = SpoilingRunner(num_blocks, block_size, VOCAB_SIZE)
         self.scheduler = Scheduler(
@@ -145,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             limits,
             max_model_len=MODEL_LEN,
             eos_token_ids=EOS_TOKEN_IDS,
-            prefix_cache=PrefixCache(self.pool, is_enabled=shares),
+            prefix_cache=PrefixCache(self.pool, is_enabled=shares, min_awaited_tokens=min_awaited_tokens),
         )
         self.clients: dict[str, Client] = {}
         self.now_s = 0.0

@@ -267,6 +267,8 @@ class Hold(StrEnum):
     DECODE_BUDGET = "decodeTokenBudget"
     TENANT_CAP = "maxInFlight"
     """As many requests of its tenant run as its terms allow."""
+    PREFIX_IN_FLIGHT = "prefixInFlight"
+    """The next step computes the text that it begins with, for another request; it waits for those blocks."""
     COOL_DOWN = "preemptionCoolDown"
     """Nobody comes in in the step of a preemption and the one after it."""
 

@@ -1,12 +1,16 @@
 """The prefix cache: a request starts with blocks that hold the start of its text already.
 
-Siblings of one body (n > 1) share the full blocks of their prompt this way too, once the first of them has computed
-them; so no block is ever shared that somebody still writes to, and nothing has to be copied on write.
+Requests that begin with the same text at the same time share it too, siblings of one body (n > 1) among them: the first
+computes it, the others wait for its blocks. So no block is ever shared that somebody still writes to, and nothing has
+to be copied on write (docs/adr/0005).
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.budget import StepPlan
+from guidevane_runtime.core.messages import Hold
 from guidevane_runtime.core.prefix import BlockKeys, cache_root
 from guidevane_runtime.core.request import Request
 from guidevane_runtime.core.rules import Held
@@ -22,13 +26,25 @@ class PrefixHit(NamedTuple):
 
 NO_HIT = PrefixHit()
 
+MIN_AWAITED_TOKENS = 64
+"""Text that is worth a step of waiting. The fixed cost of a step is that of 23 prompt tokens (demo model on a CPU core)
+to 160 (8B model on an H100), by the cost models in tests/data/bench: for less, computing it again is faster."""
+
 
 class PrefixCache:
     """Finds, shares and publishes blocks of one pool. Switched off, it finds nothing and publishes nothing."""
 
-    def __init__(self, pool: BlockPool, *, model_digest: bytes = b"", is_enabled: bool = True) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        model_digest: bytes = b"",
+        is_enabled: bool = True,
+        min_awaited_tokens: int = MIN_AWAITED_TOKENS,
+    ) -> None:
         """model_digest: bytes that no other weights have, and best that nobody can guess."""
         self._pool = pool
+        self._num_awaited_blocks = max(1, pool.num_blocks_for(min_awaited_tokens))
         self._model_digest = model_digest
         self._is_enabled = is_enabled
         self.num_queried_tokens = 0
@@ -49,14 +65,6 @@ class PrefixCache:
         request.num_shared_blocks = hit.num_in_use
         return hit
 
-    def held(self, request: Request) -> Held | None:
-        """Own rule that holds nobody: those after it judge a request by what the cache has for it at this moment."""
-        self.look(request)
-        return None
-
-    def enter(self, request: Request) -> None:
-        """It has its blocks since take()."""
-
     def take(self, request: Request) -> None:
         """Start a request with the blocks that are there; they are its own then, to read."""
         hit = self.look(request)
@@ -76,6 +84,15 @@ class PrefixCache:
             self._pool.publish(request.blocks.block_ids[index], keys.key(index))
         request.num_published_blocks = num_full
 
+    def key_ahead(self, request: Request) -> bytes | None:
+        """Key of the block that is as far ahead of what the request has as is worth waiting for; None: it ends before.
+
+        Two requests with the same key ahead have all up to there in common, and have got equally far.
+        """
+        size, keys = self._pool.block_size, request.block_keys
+        index = request.num_computed_tokens // size + self._num_awaited_blocks - 1
+        return None if keys is None or (index + 1) * size >= request.num_tokens else keys.key(index)
+
     def _find(self, request: Request) -> PrefixHit:
         keys = request.block_keys
         if keys is None:
@@ -87,3 +104,30 @@ class PrefixCache:
                 break
             found.append(block_id)
         return PrefixHit(tuple(found), sum(map(self._pool.is_used, found)))
+
+
+class PrefixInFlight:
+    """Own rule: who begins with text that this step computes for somebody else waits for those blocks.
+
+    Whoever computes them gets on in this very step, or they are not waited for: each step of waiting is a step nearer.
+    Those after this rule judge a request by what the cache has for it at this moment.
+    """
+
+    def __init__(self, cache: PrefixCache, step: StepPlan, running: Iterable[Request]) -> None:
+        self._cache = cache
+        self._step = step
+        self._coming: set[bytes] = set()
+        for request in running:
+            self.enter(request)
+
+    def held(self, request: Request) -> Held | None:
+        self._cache.look(request)
+        if not self._coming or self._cache.key_ahead(request) not in self._coming:
+            return None
+        return Held(Hold.PREFIX_IN_FLIGHT, "it begins with text that is being computed; it starts with those blocks")
+
+    def enter(self, request: Request) -> None:
+        if request.num_uncomputed_tokens > 1 and self._step.num_planned(request):
+            key = self._cache.key_ahead(request)
+            if key is not None:
+                self._coming.add(key)

@@ -24,7 +24,7 @@ from guidevane_runtime.core.messages import (
 )
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
 from guidevane_runtime.core.preemption import CoolDown, choose_victim
-from guidevane_runtime.core.prefix_cache import PrefixCache
+from guidevane_runtime.core.prefix_cache import PrefixCache, PrefixInFlight
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
 from guidevane_runtime.core.rules import AdmissionRules, Door
 from guidevane_runtime.core.stopping import Stop, find_stop
@@ -169,7 +169,7 @@ class Scheduler:
         """What each waiting request meets in that step, decodes and prefills in progress being planned."""
         running = self._running.values()
         return AdmissionRules(
-            own=(self._waiting, self.prefix_cache, PrefillLanes(step, running)),
+            own=(self._waiting, PrefixInFlight(self.prefix_cache, step, running), PrefillLanes(step, running)),
             line=(StepTokens(step), MemoryGate(self.pool, step.limits, self._forecast, running)),
         )
 

@@ -19,7 +19,7 @@ from guidevane_runtime.core.messages import (
     Submit,
 )
 from guidevane_runtime.core.plan import ScheduledBatch
-from guidevane_runtime.core.prefix_cache import PrefixCache
+from guidevane_runtime.core.prefix_cache import MIN_AWAITED_TOKENS, PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
 
 VOCAB_SIZE = 1000
@@ -29,7 +29,14 @@ class Rig:
     """Everything that happened, by request id."""
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, eos: frozenset[int], shares: bool, limits: dict[str, int]
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        eos: frozenset[int],
+        shares: bool,
+        min_awaited_tokens: int,
+        limits: dict[str, int],
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.runner = FakeRunner(num_blocks, block_size, VOCAB_SIZE)
@@ -38,7 +45,7 @@ class Rig:
             SchedulerLimits(**limits),
             max_model_len=4096,
             eos_token_ids=eos,
-            prefix_cache=PrefixCache(self.pool, is_enabled=shares),
+            prefix_cache=PrefixCache(self.pool, is_enabled=shares, min_awaited_tokens=min_awaited_tokens),
         )
         self.outputs: list[RequestOutput] = []
         self.batches: list[ScheduledBatch] = []
@@ -126,8 +133,16 @@ def make_rig() -> MakeRig:
         block_size: int = 4,
         eos: frozenset[int] = frozenset(),
         shares: bool = True,
+        min_awaited_tokens: int = MIN_AWAITED_TOKENS,
         **limits: int,
     ) -> Rig:
-        return Rig(num_blocks=num_blocks, block_size=block_size, eos=eos, shares=shares, limits=limits)
+        return Rig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            eos=eos,
+            shares=shares,
+            min_awaited_tokens=min_awaited_tokens,
+            limits=limits,
+        )
 
     return make

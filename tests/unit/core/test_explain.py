@@ -238,6 +238,7 @@ def test_who_is_not_live_is_left_out(make_rig) -> None:
         st.tuples(st.integers(0, 6), st.integers(1, 30), st.integers(1, 20), st.sampled_from("ab")), max_size=14
     ),
     cap=st.integers(1, 3),
+    min_awaited_tokens=st.sampled_from([1, 10, 64]),
     limits=st.fixed_dictionaries(
         {
             "max_num_seqs": st.integers(1, 4),
@@ -251,13 +252,15 @@ def test_who_is_not_live_is_left_out(make_rig) -> None:
         }
     ),
 )
-def test_what_is_told_is_what_happens_and_asking_changes_nothing(make_rig, arrivals, cap, limits) -> None:
-    asked, silent = (make_rig(num_blocks=16, **limits) for _ in range(2))
+def test_what_is_told_is_what_happens_and_asking_changes_nothing(
+    make_rig, arrivals, cap, min_awaited_tokens, limits
+) -> None:
+    asked, silent = (make_rig(num_blocks=16, min_awaited_tokens=min_awaited_tokens, **limits) for _ in range(2))
     for rig in (asked, silent):
         rig.scheduler.set_tenants(SetTenants(TenantPolicy((TenantTerms("a", max_in_flight=cap),)), epoch=1))
     for i, (pause, num_prompt, max_tokens, tenant) in enumerate(arrivals):
         for rig in (asked, silent):
-            rig.submit(str(i), num_prompt, tenant=tenant, max_tokens=max_tokens)
+            rig.submit(f"{i % 3}-{i}", num_prompt, tenant=tenant, max_tokens=max_tokens)
         for _ in range(pause):
             check_next_step(asked)
             silent.step()
