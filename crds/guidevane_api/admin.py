@@ -48,7 +48,8 @@ class LimitsView(ApiModel):
     target: SchedulerLimits
     """What was asked for last."""
     effective: SchedulerLimits
-    """What the scheduler obeyed in its last step: max_num_seqs stays above target while more are running."""
+    """What holds since the last step: the target, except that a limit that was lowered below its present use is as high
+    as that use until it has fallen to the target."""
     startup: SchedulerLimits
     """What a lease that ran out goes back to."""
     ceiling: Envelope

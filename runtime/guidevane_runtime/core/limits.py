@@ -1,8 +1,14 @@
-"""The limits in force: what was asked for, and what can be said to hold while running requests drain."""
+"""The limits in force: what was asked for, and what can be said to hold while what is above it drains."""
+
+from collections.abc import Callable, Collection, Mapping
 
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.admission import kv_limit_blocks
+from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.messages import SetLimits
+from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.waiting import WaitingQueue
 
 
 class LimitsState:
@@ -13,6 +19,7 @@ class LimitsState:
         self.epoch = 0
         self.source = LimitsSource.STARTUP
         self._must_shrink = False
+        self._has_converged = True
 
     def replace(self, command: SetLimits) -> bool:
         """Swap in newer limits. False, and nothing done, when their epoch is not above the present one."""
@@ -22,6 +29,7 @@ class LimitsState:
         self.epoch = command.epoch
         self.source = command.source
         self._must_shrink = command.mode is ShrinkMode.PREEMPT
+        self._has_converged = False
         return True
 
     def take_shrink_order(self) -> bool:
@@ -29,8 +37,33 @@ class LimitsState:
         ordered, self._must_shrink = self._must_shrink, False
         return ordered
 
-    def effective(self, num_running: int) -> SchedulerLimits:
-        """The target, with max_num_seqs as high as what still runs above it."""
-        if num_running <= self.target.max_num_seqs:
+    def effective(self, use: Callable[[], Mapping[str, int]]) -> SchedulerLimits:
+        """The target; while use is above limits that were lowered, those as high as the use."""
+        if self._has_converged:
             return self.target
-        return self.target.model_copy(update={"max_num_seqs": num_running})
+        above = {name: value for name, value in use().items() if value > getattr(self.target, name)}
+        return self.target.model_copy(update=above) if above else self.target
+
+    def settle(self, use: Callable[[], Mapping[str, int]]) -> None:
+        """Once use is within all limits they hold: a running request that grows above the KV limit later on may."""
+        self._has_converged = self._has_converged or self.effective(use) is self.target
+
+
+def use_of_limits(
+    running: Collection[Request], waiting: WaitingQueue, pool: BlockPool, limits: SchedulerLimits
+) -> dict[str, int]:
+    """Present use of each limit that can be lowered below it, in the limit's own unit.
+
+    All other limits hold from the next step on, or for requests that come from now on.
+    """
+    prefills = sorted(request.num_prompt_tokens for request in running if request.num_uncomputed_tokens > 1)
+    is_above_line = pool.num_used > kv_limit_blocks(pool, limits)
+    return {
+        "max_num_seqs": len(running),
+        "max_partial_prefills": len(prefills),
+        # At most one long prompt is in prefill at a time: the second longest is not long yet.
+        "long_context_threshold_tokens": prefills[-2] if len(prefills) > 1 else 0,
+        "kv_cache_utilization_limit_percent": -(-100 * pool.num_used // pool.num_blocks) if is_above_line else 0,
+        "max_queued_requests": len(waiting),
+        "max_queued_tokens": waiting.num_tokens,
+    }

@@ -11,7 +11,7 @@ from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.admission import MemoryGate, OutputForecast, SeqSlots, kv_limit_blocks, refusal
 from guidevane_runtime.core.block_pool import BlockPool, BlockTable
 from guidevane_runtime.core.budget import PrefillLanes, StepPlan, StepTokens, UnspentStep
-from guidevane_runtime.core.limits import LimitsState
+from guidevane_runtime.core.limits import LimitsState, use_of_limits
 from guidevane_runtime.core.line import Line
 from guidevane_runtime.core.messages import (
     AbortCause,
@@ -110,6 +110,7 @@ class Scheduler:
         self._expire(now_s)
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
         self._shrink_if_ordered(step)
+        self.limits.settle(self._use_of_limits)
         self._decode(step)
         self._continue_prefills(step)
         self._admit(step)
@@ -179,7 +180,7 @@ class Scheduler:
 
     @property
     def effective_limits(self) -> SchedulerLimits:
-        return self.limits.effective(len(self._running))
+        return self.limits.effective(self._use_of_limits)
 
     def stats(self, now_s: float) -> EngineStats:
         oldest_s = self._waiting.oldest_arrival_s()
@@ -219,6 +220,9 @@ class Scheduler:
             self._preempt(choose_victim(self._running.values()), step)
         while len(self._running) > 1 and self.pool.num_used > kv_limit_blocks(self.pool, step.limits):
             self._preempt(choose_victim(self._running.values()), step)
+
+    def _use_of_limits(self) -> dict[str, int]:
+        return use_of_limits(self._running.values(), self._waiting, self.pool, self.limits.target)
 
     def _decode(self, step: StepPlan) -> None:
         for request in self._decodes_in_turn(step):

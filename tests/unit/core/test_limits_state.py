@@ -22,9 +22,21 @@ def test_stale_limits_change_nothing() -> None:
     assert not state.take_shrink_order()
 
 
-def test_effective_concurrency_stays_above_the_target_while_more_run() -> None:
-    state = LimitsState(TIGHT)
-    assert [state.effective(num_running).max_num_seqs for num_running in (5, 3, 2, 0)] == [5, 3, 2, 2]
+def test_effective_limits_follow_use_down_to_the_target_and_stay_there() -> None:
+    """What grows again after that is within the target's own rules."""
+    state = LimitsState(STARTUP)
+    state.replace(SetLimits(TIGHT, 1, LimitsSource.SPEC))
+    shown = []
+    for num_running in (5, 3, 2, 4):
+        state.settle(lambda num_running=num_running: {"max_num_seqs": num_running})
+        shown.append(state.effective(lambda num_running=num_running: {"max_num_seqs": num_running}).max_num_seqs)
+    assert shown == [5, 3, 2, 2]
+
+
+def test_limits_that_nothing_is_above_hold_at_once() -> None:
+    state = LimitsState(STARTUP)
+    state.replace(SetLimits(TIGHT, 1, LimitsSource.SPEC))
+    assert state.effective(lambda: {"max_num_seqs": 2, "max_queued_tokens": 5}) is TIGHT
 
 
 def test_a_shrink_is_ordered_once() -> None:
