@@ -1,7 +1,7 @@
 """Why a request is not running: which limit holds it back right now, and its place in the queue. Pure, changes nothing.
 
 It asks the very rules that the next step's admissions will ask: what is said here is what will happen, if no mail comes
-in between.
+in between and no decode takes a block from somebody.
 """
 
 from collections.abc import Iterable

@@ -272,12 +272,15 @@ def test_what_is_told_is_what_happens_and_asking_changes_nothing(
 
 
 def check_next_step(rig: Any) -> None:
-    before = rig.scheduler.stats(rig.now_s).num_preemptions
+    preempted, findable = rig.scheduler.stats(rig.now_s).num_preemptions, set(rig.pool._by_key)
     told_now = {one.request_id: one for one in explain(rig.scheduler, list(rig.scheduler._live), rig.now_s)}
-    planned = set(rig.step())
-    if rig.scheduler.stats(rig.now_s).num_preemptions > before:
-        # A decode lacked a block: seen only when the step is planned.
+    batch = rig.plan()
+    took_from_others = rig.scheduler.stats(rig.now_s).num_preemptions > preempted or findable - set(rig.pool._by_key)
+    rig.finish(batch)
+    if took_from_others:
+        # A decode lacked a block, of a request or of the cache: seen only when the step is planned.
         return
+    planned = {seq.request_id for seq in batch.seqs}
     for name, one in told_now.items():
         if one.hold is Hold.NOTHING:
             assert name in planned, one
