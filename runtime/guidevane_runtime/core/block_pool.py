@@ -147,6 +147,12 @@ class BlockTable:
         self.block_ids += taken
         return True
 
+    def shrink_to(self, num_tokens: int) -> None:
+        """Give back what is not needed for so many tokens: room of drafts that were rejected."""
+        num_kept = self._pool.num_blocks_for(num_tokens)
+        tail, self.block_ids = self.block_ids[num_kept:], self.block_ids[:num_kept]
+        self._pool.give_back(tail)
+
     def detach(self) -> "BlockTable":
         """Move the blocks to a table of their own, to be released later; this one is empty then."""
         moved = BlockTable(self._pool)

@@ -1,6 +1,7 @@
 """What one step may still spend."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
@@ -70,10 +71,20 @@ class StepPlan:
         self.budget = StepBudget(limits)
         self.num_recomputed_tokens = 0
         self._parts: dict[Request, int] = {}
+        self._drafts: dict[Request, tuple[int, ...]] = {}
 
     def add(self, request: Request, num_tokens: int) -> None:
         self.budget.spend(request, num_tokens)
         self._parts[request] = num_tokens
+
+    def add_drafts(self, request: Request, drafts: tuple[int, ...]) -> None:
+        """Let a planned decode carry guesses at what comes after it."""
+        self.budget.spend(request, len(drafts))
+        self._drafts[request] = drafts
+
+    @property
+    def decodes(self) -> list[Request]:
+        return [request for request in self._parts if request.num_uncomputed_tokens == 1]
 
     def num_planned(self, request: Request) -> int:
         """Its tokens in this step; 0 when it is left out."""
@@ -98,8 +109,12 @@ class StepPlan:
             request.last_turn = (self.number, place)
             self.num_recomputed_tokens += request.num_recomputed(num_tokens)
             seqs.append(request.scheduled(num_tokens))
+        for request, drafts in self._drafts.items():
+            place = request.last_turn[1]
+            seqs[place] = replace(seqs[place], token_ids=seqs[place].token_ids + drafts)
         seqs.sort(key=lambda seq: not seq.is_decode)
-        return ScheduledBatch(step=self.number, seqs=tuple(seqs), epoch=epoch)
+        num_drafts = {request.request_id: len(drafts) for request, drafts in self._drafts.items()}
+        return ScheduledBatch(step=self.number, seqs=tuple(seqs), epoch=epoch, num_drafts=num_drafts)
 
 
 class UnspentStep:

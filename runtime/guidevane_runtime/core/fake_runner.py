@@ -28,7 +28,15 @@ class FakeRunner:
         self._cache = [[0] * block_size for _ in range(num_blocks + 1)]
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
-        return StepOutput(tuple(self._run(seq) for seq in batch.seqs))
+        sampled: list[SampledToken | None] = []
+        accepted: dict[str, tuple[SampledToken, ...]] = {}
+        for seq in batch.seqs:
+            num_drafts = batch.num_drafts.get(seq.request_id, 0)
+            *agreed, last = self._draw(seq, num_drafts)
+            sampled.append(last if seq.samples else None)
+            if num_drafts:
+                accepted[seq.request_id] = tuple(agreed)
+        return StepOutput(tuple(sampled), accepted)
 
     def continuation(self, prompt_token_ids: Sequence[int], num_tokens: int) -> tuple[int, ...]:
         """What a request alone, with all the memory and nothing to stop it, would be answered."""
@@ -41,13 +49,26 @@ class FakeRunner:
             digest = extended(digest, output[-1])
         return tuple(output)
 
-    def _run(self, seq: ScheduledSeq) -> SampledToken | None:
+    def _draw(self, seq: ScheduledSeq, num_drafts: int) -> list[SampledToken]:
+        """The token after the last known one, and one more for each draft that is what was drawn before it."""
+        digests = self._run(seq)
+        drawn: list[SampledToken] = []
+        for place in range(len(digests) - 1 - num_drafts, len(digests)):
+            drawn.append(SampledToken(digests[place] % self._vocab_size))
+            if seq.token_ids[place + 1 : place + 2] != (drawn[-1].token_id,):
+                break
+        return drawn
+
+    def _run(self, seq: ScheduledSeq) -> list[int]:
+        """Digest after each token of the step, each written to its slot."""
         digest = self._read(seq, seq.start - 1) if seq.start else ROOT_DIGEST
+        digests = []
         for position, token_id in enumerate(seq.token_ids, seq.start):
             digest = extended(digest, token_id)
             block_id, offset = self._slot(seq, position)
             self._cache[block_id][offset] = digest
-        return SampledToken(digest % self._vocab_size) if seq.samples else None
+            digests.append(digest)
+        return digests
 
     def _read(self, seq: ScheduledSeq, position: int) -> int:
         block_id, offset = self._slot(seq, position)

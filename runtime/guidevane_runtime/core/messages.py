@@ -269,6 +269,10 @@ class Hold(StrEnum):
     """As many requests of its tenant run as its terms allow."""
     PREFIX_IN_FLIGHT = "prefixInFlight"
     """The next step computes the text that it begins with, for another request; it waits for those blocks."""
+    ADAPTER_SLOTS = "maxAdapters"
+    """Other adapters have all the slots, or its own gives one up."""
+    GRAMMAR = "grammar"
+    """The grammar of its output is not compiled yet."""
     COOL_DOWN = "preemptionCoolDown"
     """Nobody comes in in the step of a preemption and the one after it."""
 

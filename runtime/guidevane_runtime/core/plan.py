@@ -1,6 +1,7 @@
 """The border between scheduler and model: an immutable plan in, sampled tokens out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from guidevane_runtime.core.messages import SamplingParams, TokenLogprobs
@@ -44,10 +45,17 @@ class ScheduledBatch:
     seqs: tuple[ScheduledSeq, ...]
     epoch: int
     """Epoch of the limits that it was planned under."""
+    num_drafts: Mapping[str, int] = field(default_factory=dict)
+    """By request id, of decodes that carry drafts: how many of its last tokens are guesses, to be verified."""
 
     @property
     def num_tokens(self) -> int:
         return sum(len(seq.token_ids) for seq in self.seqs)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Drafts included."""
+        return sum(seq.is_decode for seq in self.seqs) + sum(1 + count for count in self.num_drafts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,14 @@ class StepOutput:
     """`sampled[i]` belongs to `batch.seqs[i]`; None where the sequence does not sample."""
 
     sampled: tuple[SampledToken | None, ...]
+    accepted: Mapping[str, tuple[SampledToken, ...]] = field(default_factory=dict)
+    """By request id: its drafts up to the first that the model would not have drawn, each as the model drew it.
+    `sampled` has the token after them. With num_drafts only."""
+
+    def drawn(self, request_id: str, sampled: SampledToken | None) -> tuple[SampledToken, ...]:
+        """All that a verified sequence brought, in order. Of a row that can't be sampled, only that."""
+        assert sampled, "a sequence with drafts samples"
+        return (sampled,) if sampled.error else (*self.accepted.get(request_id, ()), sampled)
 
 
 class ModelRunner(Protocol):

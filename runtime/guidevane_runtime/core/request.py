@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from guidevane_runtime.core.block_pool import BlockTable
+from guidevane_runtime.core.grammar import GrammarState
 from guidevane_runtime.core.messages import FinishReason, SamplingParams, Submit
 from guidevane_runtime.core.plan import ScheduledSeq
 from guidevane_runtime.core.prefix import BlockKeys
@@ -60,6 +61,8 @@ class Request:
     """Prefix hit at its first start, in tokens. What it finds of its own after a preemption is not counted."""
     block_keys: BlockKeys | None = None
     """None: it takes no part in the prefix cache."""
+    grammar: GrammarState | None = None
+    """None: its output is free."""
     num_ever_computed_tokens: int = 0
     """High-water mark of num_computed_tokens: what a preemption made it compute again lies below."""
     num_preemptions: int = 0
@@ -77,6 +80,11 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.submit.params
+
+    @property
+    def adapter(self) -> bytes:
+        """Digest of its adapter; empty: the model as it is."""
+        return self.submit.cache_scope.adapter_digest
 
     @property
     def num_tokens(self) -> int:

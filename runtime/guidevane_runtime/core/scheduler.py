@@ -11,6 +11,8 @@ from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.admission import MemoryGate, OutputForecast, SeqSlots, kv_limit_blocks, refusal
 from guidevane_runtime.core.block_pool import BlockPool, BlockTable
 from guidevane_runtime.core.budget import PrefillLanes, StepPlan, StepTokens, UnspentStep
+from guidevane_runtime.core.constraints import PlanConstraint
+from guidevane_runtime.core.grammar import GrammarState
 from guidevane_runtime.core.limits import LimitsState, use_of_limits
 from guidevane_runtime.core.line import Line
 from guidevane_runtime.core.messages import (
@@ -22,11 +24,13 @@ from guidevane_runtime.core.messages import (
     SetTenants,
     Submit,
 )
+from guidevane_runtime.core.outputs import Outputs
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
 from guidevane_runtime.core.preemption import CoolDown, choose_victim
 from guidevane_runtime.core.prefix_cache import PrefixCache, PrefixInFlight
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
 from guidevane_runtime.core.rules import AdmissionRules, Door
+from guidevane_runtime.core.speculation import Speculation
 from guidevane_runtime.core.stopping import Stop, find_stop
 from guidevane_runtime.core.waiting import WaitingQueue, deadline_of, place_of
 
@@ -42,14 +46,19 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         prefix_cache: PrefixCache | None = None,
+        constraints: Sequence[PlanConstraint] = (),
+        speculation: Speculation | None = None,
     ) -> None:
         """max_model_len is what the model has positions for; limits may be tighter, never wider.
 
-        Without a prefix cache no block is shared.
+        Without a prefix cache no block is shared, without constraints the model runner has room for whatever blocks
+        and limits allow, without speculation there are no drafts.
         """
         self.pool = pool
         self.prefix_cache = prefix_cache or PrefixCache(pool, is_enabled=False)
         self.limits = LimitsState(limits)
+        self._constraints = constraints
+        self._speculation = speculation
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
         self._waiting = WaitingQueue()
@@ -58,7 +67,7 @@ class Scheduler:
         self._live: dict[str, Request] = {}
         self._in_flight: frozenset[str] = frozenset()
         self._fenced: list[BlockTable] = []
-        self._outputs: list[RequestOutput] = []
+        self._outputs = Outputs()
         self._forecast = OutputForecast()
         self._num_steps = 0
         self._num_preemptions = 0
@@ -67,15 +76,15 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------- the mail
 
-    def submit(self, submit: Submit) -> None:
-        """Queue a request, or refuse at once what can never run."""
+    def submit(self, submit: Submit, *, grammar: GrammarState | None = None) -> None:
+        """Queue a request, or refuse at once what can never run. With a grammar it lines up once that is compiled."""
         assert submit.request_id not in self._live, f"request id {submit.request_id} was given out twice by the server"
         limits, num_prompt = self.limits.target, len(submit.prompt_token_ids)
         max_model_len = min(limits.max_model_len, self._max_model_len)
         max_output = min(submit.params.max_tokens, limits.max_output_tokens)
         # The last token is never computed, so the pool bounds a request at one token more than it holds.
         max_num_tokens = min(num_prompt + max_output, max_model_len, self.pool.num_tokens + 1)
-        request = Request(submit, max_num_tokens, self.pool.table())
+        request = Request(submit, max_num_tokens, self.pool.table(), grammar=grammar)
         self.prefix_cache.open(request)
         self._live[submit.request_id] = request
         self._waiting.add(request)
@@ -105,39 +114,45 @@ class Scheduler:
     # --------------------------------------------------------------------------------------------------- the step
 
     def schedule(self, now_s: float) -> ScheduledBatch:
-        """Plan one step: decode first, then prefills in progress, then admit from waiting while the budget lasts."""
+        """Plan one step: decode first, then prefills in progress, then admit from waiting while the budget lasts.
+
+        Whatever is left over may go to draft tokens.
+        """
         assert not self._in_flight, "a step was planned before the last one was applied"
         self._expire(now_s)
+        self._line_up_compiled()
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
         self._shrink_if_ordered(step)
         self.limits.settle(self._use_of_limits)
         self._decode(step)
         self._continue_prefills(step)
         self._admit(step)
+        if self._speculation:
+            self._speculation.plan(step)
         return self._seal(step)
 
     def apply(self, batch: ScheduledBatch, output: StepOutput) -> None:
         """Take in what the step computed. Results of requests that ended meanwhile are dropped, their blocks freed."""
         for seq, sampled in zip(batch.seqs, output.sampled, strict=True):
             if request := self._live.get(seq.request_id):
-                request.note_computed(len(seq.token_ids))
-                self.prefix_cache.publish(request)
-                if sampled:
-                    self._append(request, sampled)
+                if num_drafts := batch.num_drafts.get(seq.request_id):
+                    self._take_in_verified(request, num_drafts, output.drawn(seq.request_id, sampled))
+                else:
+                    self._take_in(request, len(seq.token_ids), sampled)
         self._in_flight = frozenset()
         while self._fenced:
             self._fenced.pop().release()
 
     def take_outputs(self) -> tuple[RequestOutput, ...]:
         """What happened to requests since the last call."""
-        taken, self._outputs = tuple(self._outputs), []
-        return taken
+        return self._outputs.take()
 
     # ------------------------------------------------------------------------------------------------ what there is
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        """A step would compute something. A grammar that is being compiled is no work; mail says it is ready."""
+        return len(self._live) > self._waiting.num_compiling
 
     @property
     def running(self) -> Sequence[Request]:
@@ -170,7 +185,12 @@ class Scheduler:
         """What each waiting request meets in that step, decodes and prefills in progress being planned."""
         running = self._running.values()
         return AdmissionRules(
-            own=(self._waiting, PrefixInFlight(self.prefix_cache, step, running), PrefillLanes(step, running)),
+            own=(
+                self._waiting,
+                *(constraint.rule(step, running) for constraint in self._constraints),
+                PrefixInFlight(self.prefix_cache, step, running),
+                PrefillLanes(step, running),
+            ),
             line=(StepTokens(step), MemoryGate(self.pool, step.limits, self._forecast, running)),
         )
 
@@ -211,6 +231,10 @@ class Scheduler:
                 f"the deadline passed {late_s:.3f} s ago, after {num_tokens} tokens; ask for fewer or give it more time"
             )
             self._end(due, Stop(FinishReason.TIMEOUT), error=why)
+
+    def _line_up_compiled(self) -> None:
+        for request, why in self._waiting.line_up_compiled().items():
+            self._end(request, Stop(FinishReason.ERROR), error=why)
 
     def _shrink_if_ordered(self, step: StepPlan) -> None:
         """Preempt what runs above limits that came with ShrinkMode.PREEMPT; one request always stays."""
@@ -292,6 +316,22 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------- results and ends
 
+    def _take_in(self, request: Request, num_tokens: int, sampled: SampledToken | None) -> None:
+        request.note_computed(num_tokens)
+        self.prefix_cache.publish(request)
+        if sampled:
+            self._append(request, sampled)
+
+    def _take_in_verified(self, request: Request, num_drafts: int, tokens: tuple[SampledToken, ...]) -> None:
+        """As if each token that the model drew had had a step of its own. What was computed of other drafts is void."""
+        assert self._speculation, "there are drafts that nobody planned"
+        num_before = request.num_output_tokens
+        for token in tokens:
+            if request.state is RequestState.RUNNING:
+                self._take_in(request, 1, token)
+        request.blocks.shrink_to(request.num_tokens)
+        self._speculation.note(num_drafts, min(request.num_output_tokens - num_before, len(tokens) - 1))
+
     def _append(self, request: Request, sampled: SampledToken) -> None:
         if sampled.error:
             # Whatever made its logits bad may sit in its blocks.
@@ -299,11 +339,13 @@ class Scheduler:
             self._end(request, Stop(FinishReason.ERROR), error=sampled.error)
             return
         request.token_ids.append(sampled.token_id)
+        if request.grammar:
+            request.grammar.accept(sampled.token_id)
         self._waiting.charge_output(request)
         if stop := find_stop(request, self._eos_token_ids):
             self._end(request, stop, sampled=sampled)
         else:
-            self._report(request, sampled=sampled)
+            self._outputs.add(request, sampled=sampled)
 
     def _end(self, request: Request, stop: Stop, *, sampled: SampledToken | None = None, error: str = "") -> None:
         """The one place that all ends pass: afterwards nothing knows the request, and one terminal output is out."""
@@ -318,7 +360,7 @@ class Scheduler:
         self._free_blocks(request, still_read=request.request_id in self._in_flight and sampled is None)
         if stop.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._forecast.record(request.num_output_tokens)
-        self._report(request, sampled=sampled, stop=stop, error=error)
+        self._outputs.add(request, sampled=sampled, stop=stop, error=error)
 
     def _free_blocks(self, request: Request, *, still_read: bool) -> None:
         """Blocks that a step in flight reads or writes are fenced until it is applied."""
@@ -326,20 +368,3 @@ class Scheduler:
             self._fenced.append(request.blocks.detach())
         else:
             request.blocks.release()
-
-    def _report(
-        self, request: Request, *, sampled: SampledToken | None, stop: Stop | None = None, error: str = ""
-    ) -> None:
-        self._outputs.append(
-            RequestOutput(
-                request_id=request.request_id,
-                new_token_ids=(sampled.token_id,) if sampled else (),
-                logprobs=(sampled.logprobs,) if sampled and sampled.logprobs else (),
-                finish_reason=stop.reason if stop else None,
-                stop_token_id=stop.stop_token_id if stop else None,
-                error=error,
-                first_scheduled_s=request.first_scheduled_s,
-                num_cached_tokens=request.num_cached_tokens,
-                num_preemptions=request.num_preemptions,
-            )
-        )

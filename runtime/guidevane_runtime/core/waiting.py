@@ -11,6 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from guidevane_runtime.core.fair import FairTurns, Flow
+from guidevane_runtime.core.grammar import GrammarState
 from guidevane_runtime.core.line import Line
 from guidevane_runtime.core.messages import Hold, SetTenants
 from guidevane_runtime.core.request import Request
@@ -128,6 +129,8 @@ class WaitingQueue:
         self.policy = policy
         self.epoch = 0
         self._requests: dict[str, Request] = {}
+        self._compiling: dict[Request, GrammarState] = {}
+        """Of those, the ones without a place in line: their grammar is not ready."""
         self._by_arrival = Line(lambda request: (request.submit.arrival_s,))
         self._num_tokens = 0
         self._tenants: dict[str, Tenant] = {}
@@ -145,6 +148,11 @@ class WaitingQueue:
     def num_tokens(self) -> int:
         """Tokens that wait to be computed."""
         return self._num_tokens
+
+    @property
+    def num_compiling(self) -> int:
+        """Of those that wait, the ones whose grammar is not ready."""
+        return len(self._compiling)
 
     def oldest_arrival_s(self) -> float | None:
         oldest = self._by_arrival.first
@@ -174,28 +182,39 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """A newcomer, or one that was running until it was preempted."""
-        tenant = self._tenant(request.submit.tenant)
-        tenant.running.discard(request.request_id)
+        self._tenant(request.submit.tenant).running.discard(request.request_id)
         self._requests[request.request_id] = request
         self._by_arrival.add(request)
         self._num_tokens += request.num_tokens
-        tenant.add(request)
-        self._note_turn(tenant)
+        if request.grammar is None or request.grammar.is_ready:
+            self._line_up(request)
+        else:
+            self._compiling[request] = request.grammar
 
     def remove(self, request: Request) -> None:
         """Its place is gone at once, so the queue never counts the dead."""
         tenant = self._tenant(request.submit.tenant)
         del self._requests[request.request_id]
+        self._compiling.pop(request, None)
         self._by_arrival.discard(request)
         self._num_tokens -= request.num_tokens
         tenant.remove(request)
         self._note_turn(tenant)
 
+    def line_up_compiled(self) -> dict[Request, str]:
+        """Those whose grammar is ready take their places. Those whose grammar never will be are returned, with why."""
+        for request, grammar in tuple(self._compiling.items()):
+            if grammar.is_ready:
+                del self._compiling[request]
+                self._line_up(request)
+        return {request: grammar.error for request, grammar in self._compiling.items() if grammar.error}
+
     def in_line(self) -> list[Request]:
-        """All that wait, first in turn first as turns stand now; those of tenants at their cap last."""
+        """All that wait, first in turn first as turns stand now; tenants at their cap and compiling ones last."""
         in_turn = list(self._turns.in_turn())
         at_cap = [tenant for tenant in self._tenants.values() if tenant not in in_turn]
-        return [request for tenant in (*in_turn, *at_cap) for request in tenant.in_line()]
+        lined_up = [request for tenant in (*in_turn, *at_cap) for request in tenant.in_line()]
+        return lined_up + list(self._compiling)
 
     def first(self, is_eligible: Callable[[Request], bool]) -> Request | None:
         """The first in turn that may be looked at now."""
@@ -203,7 +222,12 @@ class WaitingQueue:
         return next((request for request in islice(in_turn, MAX_ASKED) if is_eligible(request)), None)
 
     def held(self, request: Request) -> Held | None:
-        """Own rule: a tenant at its cap has no turn. So it holds nobody whom first() gives; it is here to be told."""
+        """Own rule: without a grammar no place, at its cap a tenant has no turn.
+
+        So it holds nobody whom first() gives; it is here to be told.
+        """
+        if request in self._compiling:
+            return Held(Hold.GRAMMAR, "the grammar of its output is being compiled")
         tenant = self._tenant(request.submit.tenant)
         if not tenant.is_at_cap:
             return None
@@ -241,6 +265,11 @@ class WaitingQueue:
             num_left = max(0, request.num_prompt_tokens - max(request.num_ever_computed_tokens, bill.start))
             bill.tenant.refund(num_left * bill.tenant_rate)
             bill.lane.refund(num_left * bill.lane_rate)
+        self._note_turn(tenant)
+
+    def _line_up(self, request: Request) -> None:
+        tenant = self._tenant(request.submit.tenant)
+        tenant.add(request)
         self._note_turn(tenant)
 
     def _open_bill(self, request: Request, tenant: Tenant) -> None:

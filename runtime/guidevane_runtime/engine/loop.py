@@ -103,14 +103,14 @@ class EngineLoop:
         outputs = self._scheduler.take_outputs()
         if not (batch.seqs or outputs or self._is_report_due(now_s)):
             return
-        num_decodes = sum(seq.is_decode for seq in batch.seqs)
+        num_decode_tokens = batch.num_decode_tokens
         report = StepReport(
             time_s=now_s,
             outputs=outputs,
             stats=self._scheduler.stats(now_s),
             step_s=now_s - started_s if batch.seqs else 0.0,
-            num_prefill_tokens=batch.num_tokens - num_decodes,
-            num_decode_tokens=num_decodes,
+            num_prefill_tokens=batch.num_tokens - num_decode_tokens,
+            num_decode_tokens=num_decode_tokens,
             epoch=batch.epoch,
             effective=self._changed_effective(),
         )

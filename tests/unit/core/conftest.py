@@ -1,6 +1,6 @@
 """A scheduler with a fake runner, driven by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +8,9 @@ import pytest
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.constraints import PlanConstraint
 from guidevane_runtime.core.fake_runner import FakeRunner
+from guidevane_runtime.core.grammar import GrammarState
 from guidevane_runtime.core.messages import (
     SHARED_SCOPE,
     CacheScope,
@@ -21,6 +23,7 @@ from guidevane_runtime.core.messages import (
 from guidevane_runtime.core.plan import ScheduledBatch
 from guidevane_runtime.core.prefix_cache import MIN_AWAITED_TOKENS, PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
+from guidevane_runtime.core.speculation import Speculation
 
 VOCAB_SIZE = 1000
 
@@ -36,6 +39,8 @@ class Rig:
         eos: frozenset[int],
         shares: bool,
         min_awaited_tokens: int,
+        constraints: Sequence[PlanConstraint],
+        speculation: Speculation | None,
         limits: dict[str, int],
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
@@ -46,6 +51,8 @@ class Rig:
             max_model_len=4096,
             eos_token_ids=eos,
             prefix_cache=PrefixCache(self.pool, is_enabled=shares, min_awaited_tokens=min_awaited_tokens),
+            constraints=constraints,
+            speculation=speculation,
         )
         self.outputs: list[RequestOutput] = []
         self.batches: list[ScheduledBatch] = []
@@ -59,6 +66,7 @@ class Rig:
         priority: int = 0,
         tenant: str = "",
         scope: CacheScope = SHARED_SCOPE,
+        grammar: GrammarState | None = None,
         **params: Any,
     ) -> Submit:
         """A prompt that all names with the same first letter share."""
@@ -67,7 +75,7 @@ class Rig:
         submit = Submit(
             name, prompt, sampling, arrival_s=self.now_s, priority=priority, tenant=tenant, cache_scope=scope
         )
-        self.scheduler.submit(submit)
+        self.scheduler.submit(submit, grammar=grammar)
         self.listen()
         self.now_s += 0.001
         return submit
@@ -134,6 +142,8 @@ def make_rig() -> MakeRig:
         eos: frozenset[int] = frozenset(),
         shares: bool = True,
         min_awaited_tokens: int = MIN_AWAITED_TOKENS,
+        constraints: Sequence[PlanConstraint] = (),
+        speculation: Speculation | None = None,
         **limits: int,
     ) -> Rig:
         return Rig(
@@ -142,6 +152,8 @@ def make_rig() -> MakeRig:
             eos=eos,
             shares=shares,
             min_awaited_tokens=min_awaited_tokens,
+            constraints=constraints,
+            speculation=speculation,
             limits=limits,
         )
 
