@@ -44,7 +44,8 @@ class PrefixCache:
     ) -> None:
         """model_digest: bytes that no other weights have, and best that nobody can guess."""
         self._pool = pool
-        self._num_awaited_blocks = max(1, pool.num_blocks_for(min_awaited_tokens))
+        self.num_awaited_blocks = max(1, pool.num_blocks_for(min_awaited_tokens))
+        """Blocks that are worth a step of waiting."""
         self._model_digest = model_digest
         self._is_enabled = is_enabled
         self.num_queried_tokens = 0
@@ -84,14 +85,14 @@ class PrefixCache:
             self._pool.publish(request.blocks.block_ids[index], keys.key(index))
         request.num_published_blocks = num_full
 
-    def key_ahead(self, request: Request) -> bytes | None:
-        """Key of the block that is as far ahead of what the request has as is worth waiting for; None: it ends before.
+    def key_ahead(self, request: Request, num_blocks: int) -> bytes:
+        """Key of the last of the next num_blocks blocks that the request lacks; empty: its text ends before.
 
         Two requests with the same key ahead have all up to there in common, and have got equally far.
         """
         size, keys = self._pool.block_size, request.block_keys
-        index = request.num_computed_tokens // size + self._num_awaited_blocks - 1
-        return None if keys is None or (index + 1) * size >= request.num_tokens else keys.key(index)
+        index = request.num_computed_tokens // size + num_blocks - 1
+        return b"" if keys is None or (index + 1) * size >= request.num_tokens else keys.key(index)
 
     def _find(self, request: Request) -> PrefixHit:
         keys = request.block_keys
@@ -116,18 +117,30 @@ class PrefixInFlight:
     def __init__(self, cache: PrefixCache, step: StepPlan, running: Iterable[Request]) -> None:
         self._cache = cache
         self._step = step
-        self._coming: set[bytes] = set()
+        self._next: dict[bytes, list[Request]] = {}
+        """Who computes the block with that key next, as far as it is not among the far ones yet."""
+        self._far: set[bytes] = set()
+        """Keys as far ahead of them as is worth waiting for. Each costs some hashes, and most prompts differ in their
+        next block already: so they are made when somebody has that in common."""
         for request in running:
             self.enter(request)
 
     def held(self, request: Request) -> Held | None:
         self._cache.look(request)
-        if not self._coming or self._cache.key_ahead(request) not in self._coming:
+        computing = self._next.get(self._cache.key_ahead(request, 1))
+        if computing is None:
+            return None
+        while computing:
+            self._far.add(self._key_far_ahead(computing.pop()))
+        far = self._key_far_ahead(request)
+        if not far or far not in self._far:
             return None
         return Held(Hold.PREFIX_IN_FLIGHT, "it begins with text that is being computed; it starts with those blocks")
 
     def enter(self, request: Request) -> None:
-        if request.num_uncomputed_tokens > 1 and self._step.num_planned(request):
-            key = self._cache.key_ahead(request)
-            if key is not None:
-                self._coming.add(key)
+        is_prefilled_now = request.num_uncomputed_tokens > 1 and self._step.num_planned(request)
+        if is_prefilled_now and (key := self._cache.key_ahead(request, 1)):
+            self._next.setdefault(key, []).append(request)
+
+    def _key_far_ahead(self, request: Request) -> bytes:
+        return self._cache.key_ahead(request, self._cache.num_awaited_blocks)

@@ -317,22 +317,11 @@ class Scheduler:
     # --------------------------------------------------------------------------------------------- results and ends
 
     def _take_in(self, request: Request, num_tokens: int, sampled: SampledToken | None) -> None:
+        """So many of its tokens are computed, and perhaps one more is known."""
         request.note_computed(num_tokens)
         self.prefix_cache.publish(request)
-        if sampled:
-            self._append(request, sampled)
-
-    def _take_in_verified(self, request: Request, num_drafts: int, tokens: tuple[SampledToken, ...]) -> None:
-        """As if each token that the model drew had had a step of its own. What was computed of other drafts is void."""
-        assert self._speculation, "there are drafts that nobody planned"
-        num_before = request.num_output_tokens
-        for token in tokens:
-            if request.state is RequestState.RUNNING:
-                self._take_in(request, 1, token)
-        request.blocks.shrink_to(request.num_tokens)
-        self._speculation.note(num_drafts, min(request.num_output_tokens - num_before, len(tokens) - 1))
-
-    def _append(self, request: Request, sampled: SampledToken) -> None:
+        if sampled is None:
+            return
         if sampled.error:
             # Whatever made its logits bad may sit in its blocks.
             self.pool.withdraw(request.blocks.block_ids)
@@ -346,6 +335,16 @@ class Scheduler:
             self._end(request, stop, sampled=sampled)
         else:
             self._outputs.add(request, sampled=sampled)
+
+    def _take_in_verified(self, request: Request, num_drafts: int, tokens: tuple[SampledToken, ...]) -> None:
+        """As if each token that the model drew had had a step of its own. What was computed of other drafts is void."""
+        assert self._speculation, "there are drafts that nobody planned"
+        num_before = request.num_output_tokens
+        for token in tokens:
+            if request.state is RequestState.RUNNING:
+                self._take_in(request, 1, token)
+        request.blocks.shrink_to(request.num_tokens)
+        self._speculation.note(num_drafts, min(request.num_output_tokens - num_before, len(tokens) - 1))
 
     def _end(self, request: Request, stop: Stop, *, sampled: SampledToken | None = None, error: str = "") -> None:
         """The one place that all ends pass: afterwards nothing knows the request, and one terminal output is out."""

@@ -149,7 +149,7 @@ def test_a_slot_for_no_adapter_is_refused() -> None:
 def test_slots_are_never_exceeded_nobody_is_left_behind_and_what_is_told_is_what_happens(
     make_rig, max_adapters, max_num_seqs, traffic
 ) -> None:
-    rig = slots_rig(make_rig, max_adapters, max_num_seqs=max_num_seqs)
+    rig = slots_rig(make_rig, max_adapters, max_num_seqs=max_num_seqs, waiting_timeout_milliseconds=86_400_000)
     for number, (adapter, max_tokens, num_steps, num_aborted) in enumerate(traffic):
         submit(rig, str(number), adapter, max_tokens=max_tokens)
         if num_aborted == 0:
