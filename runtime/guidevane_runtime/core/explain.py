@@ -31,8 +31,10 @@ class Told(NamedTuple):
 def explain(scheduler: Scheduler, request_ids: Iterable[str], now_s: float) -> tuple[Explanation, ...]:
     """One explanation per request that is live, in the order asked for."""
     view = _View(scheduler, now_s)
-    found = (scheduler.live(request_id) for request_id in request_ids)
-    return tuple(view.explanation(request, now_s) for request in found if request is not None)
+    found = [request for request_id in request_ids if (request := scheduler.live(request_id))]
+    # As the step will ask: a rule may hold who comes later for the sake of who came first.
+    explanations = {request: view.explanation(request, now_s) for request in sorted(found, key=view.position)}
+    return tuple(explanations[request] for request in found)
 
 
 class _View:
@@ -45,13 +47,17 @@ class _View:
         self._head = scheduler.head(self._rules)
         self._positions = {request: i for i, request in enumerate(scheduler.waiting, start=1)}
 
+    def position(self, request: Request) -> int:
+        """In the queue, 1 is first; 0 when it runs."""
+        return self._positions.get(request, 0)
+
     def explanation(self, request: Request, now_s: float) -> Explanation:
         is_running = request.state is RequestState.RUNNING
         told = Told(self._hold_running(request)) if is_running else self._hold_waiting(request)
         return Explanation(
             request_id=request.request_id,
             state=str(request.state),
-            position=self._positions.get(request),
+            position=self.position(request) or None,
             hold=told.held.hold,
             value=told.held.value,
             bound=told.held.bound,
@@ -75,6 +81,6 @@ class _View:
         if self._head is request:
             return Told(held or NEXT_STEP)
         if held is None:
-            before = self._positions[request] - 1
-            return Told(Held(Hold.QUEUE_ORDER, "{value} requests are before it in the queue", before))
+            why = "{value} requests are before it in the queue"
+            return Told(Held(Hold.QUEUE_ORDER, why, self.position(request) - 1))
         return Told(held, at=self._head)

@@ -163,7 +163,7 @@ def test_slots_are_never_exceeded_nobody_is_left_behind_and_what_is_told_is_what
 
 def step_as_told(rig: Any) -> None:
     rig.now_s += 0.5
-    waiting = [request.request_id for request in rig.scheduler.waiting]
+    waiting = [request.request_id for request in reversed(rig.scheduler.waiting)]
     holds = {one.request_id: one.hold for one in explain(rig.scheduler, waiting, rig.now_s)}
     planned = rig.step()
     assert len(adapters(rig)) <= rig.scheduler._constraints[0].max_adapters
