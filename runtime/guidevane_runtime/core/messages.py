@@ -194,7 +194,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one step brought to one request."""
+    """What one step brought to one request; with draft tokens there are several of them, in order."""
 
     request_id: str
     new_token_ids: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Who may come in from the queue in one step, as rules that the scheduler obeys and explain() reads.
 
-A rule is made anew for each step and knows one limit. Three kinds differ in who waits when it holds: a door rule holds
-everybody, an own rule the request that it is asked about, a line rule the first in line and with it all behind it.
+A rule knows one limit, for one step. Three kinds differ in who waits when it holds: a door rule holds everybody, an own
+rule the request that it is asked about, a line rule the first in line and with it all behind it.
 """
 
 from collections.abc import Sequence

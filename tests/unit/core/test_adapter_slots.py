@@ -96,6 +96,19 @@ def test_within_the_patience_others_pass(make_rig) -> None:
     assert rig.running() == {"x0", "x1"}
 
 
+@pytest.mark.parametrize(("waited_s", "gives_way"), [(1.9375, False), (2.0, True)])
+def test_the_patience_ends_when_it_says(make_rig, waited_s: float, gives_way: bool) -> None:
+    rig = slots_rig(make_rig, 1)
+    submit(rig, "x0", "x", max_tokens=50)
+    rig.step()
+    rig.now_s = 1.0
+    submit(rig, "z", "z")
+    submit(rig, "x1", "x")
+    rig.now_s = 1.0 + waited_s
+    rig.step()
+    assert ("x1" not in rig.running()) == gives_way
+
+
 def test_an_adapter_that_gives_way_is_told_so_and_only_the_longest_seated_does(make_rig) -> None:
     rig = slots_rig(make_rig, 2)
     submit(rig, "x0", "x", max_tokens=500)

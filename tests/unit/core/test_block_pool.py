@@ -190,3 +190,15 @@ def test_only_an_empty_table_can_begin_with_a_prefix() -> None:
     table.try_grow_to(4)
     with pytest.raises(AssertionError, match="after the first block"):
         table.share((1,))
+
+
+def test_a_table_that_shrinks_gives_back_its_tail_only() -> None:
+    pool = BlockPool(6, 4)
+    table = pool.table()
+    table.try_grow_to(20)
+    kept = table.block_ids[:3]
+    table.shrink_to(9)
+    assert table.block_ids == kept and pool.num_used == 3
+    table.shrink_to(12)
+    table.release()
+    assert pool.num_used == 0
