@@ -160,11 +160,11 @@ def short_of_tokens(step: StepPlan, budget: Hold) -> Held:
 class PrefillLanes:
     """Own rule: prefills that take more than one step: max_partial_prefills at once, and of long prompts only one."""
 
-    def __init__(self, step: StepPlan, running: Iterable[Request]) -> None:
+    def __init__(self, step: StepPlan, prefills: Iterable[Request]) -> None:
         self._step = step
         self._threshold = step.limits.long_context_threshold_tokens
         self._in_prefill: list[Request] = []
-        for request in running:
+        for request in prefills:
             self.enter(request)
 
     def enter(self, request: Request) -> None:

@@ -114,7 +114,7 @@ class PrefixInFlight:
     Those after this rule judge a request by what the cache has for it at this moment.
     """
 
-    def __init__(self, cache: PrefixCache, step: StepPlan, running: Iterable[Request]) -> None:
+    def __init__(self, cache: PrefixCache, step: StepPlan, prefills: Iterable[Request]) -> None:
         self._cache = cache
         self._step = step
         self._next: dict[bytes, list[Request]] = {}
@@ -122,7 +122,7 @@ class PrefixInFlight:
         self._far: set[bytes] = set()
         """Keys as far ahead of them as is worth waiting for. Each costs some hashes, and most prompts differ in their
         next block already: so they are made when somebody has that in common."""
-        for request in running:
+        for request in prefills:
             self.enter(request)
 
     def held(self, request: Request) -> Held | None:

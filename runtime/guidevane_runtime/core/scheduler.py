@@ -183,13 +183,13 @@ class Scheduler:
 
     def admission_rules(self, step: StepPlan) -> AdmissionRules:
         """What each waiting request meets in that step, decodes and prefills in progress being planned."""
-        running = self._running.values()
+        running, prefills = self._running.values(), self._prefills()
         return AdmissionRules(
             own=(
                 self._waiting,
                 *(constraint.rule(step, running) for constraint in self._constraints),
-                PrefixInFlight(self.prefix_cache, step, running),
-                PrefillLanes(step, running),
+                PrefixInFlight(self.prefix_cache, step, prefills),
+                PrefillLanes(step, prefills),
             ),
             line=(StepTokens(step), MemoryGate(self.pool, step.limits, self._forecast, running)),
         )
@@ -281,10 +281,12 @@ class Scheduler:
 
     def _continue_prefills(self, step: StepPlan) -> None:
         """Blocks for the whole prompt were taken when it came in: a prefill never waits for memory."""
-        prefills = [request for request in self._running.values() if request.num_uncomputed_tokens > 1]
-        for request in sorted(prefills, key=place_of):
+        for request in sorted(self._prefills(), key=place_of):
             if num_tokens := step.budget.affordable(request):
                 step.add(request, num_tokens)
+
+    def _prefills(self) -> list[Request]:
+        return [request for request in self._running.values() if request.num_uncomputed_tokens > 1]
 
     def _admit(self, step: StepPlan) -> None:
         """First in turn first; only those who wait for something of their own let others pass."""
