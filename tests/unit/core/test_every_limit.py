@@ -227,3 +227,12 @@ def test_who_grows_above_a_kv_limit_that_holds_already_does_not_move_what_is_rep
     rig.step(20)
     assert rig.pool.num_used * 5 > 20
     assert rig.scheduler.effective_limits.kv_cache_utilization_limit_percent == 20
+
+
+def test_the_one_block_that_every_kv_limit_allows_is_not_above_it(make_rig) -> None:
+    rig = make_rig(num_blocks=20)
+    rig.submit("a", 2, max_tokens=2)
+    rig.step()
+    rig.set_limits(kv_cache_utilization_limit_percent=1)
+    assert rig.pool.num_used == 1
+    assert rig.scheduler.effective_limits == rig.scheduler.limits.target
