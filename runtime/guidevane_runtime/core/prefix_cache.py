@@ -138,8 +138,7 @@ class PrefixInFlight:
         return Held(Hold.PREFIX_IN_FLIGHT, "it begins with text that is being computed; it starts with those blocks")
 
     def enter(self, request: Request) -> None:
-        is_prefilled_now = request.num_uncomputed_tokens > 1 and self._step.num_planned(request)
-        if is_prefilled_now and (key := self._cache.key_ahead(request, 1)):
+        if self._step.num_planned(request) and (key := self._cache.key_ahead(request, 1)):
             self._next.setdefault(key, []).append(request)
 
     def _key_far_ahead(self, request: Request) -> bytes:

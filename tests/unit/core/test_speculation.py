@@ -84,6 +84,13 @@ def test_drafts_cost_tokens_of_the_decode_budget_and_get_only_what_is_left(make_
     assert rig.batches[-1].num_decode_tokens == 5 and rig.batches[-1].num_drafts == {"a": 3}
 
 
+def test_a_single_token_that_is_left_is_enough_for_a_draft(make_rig) -> None:
+    rig = drafting_rig(make_rig, decode_token_budget=2)
+    rig.submit("a", max_tokens=40)
+    rig.step()
+    assert rig.step() == {"a": 2}
+
+
 def test_prefills_and_newcomers_come_before_drafts(make_rig) -> None:
     rig = drafting_rig(make_rig, max_num_batched_tokens=12, prefill_chunk_size=4)
     rig.submit("a", max_tokens=40)
@@ -153,6 +160,17 @@ def test_what_is_drafted_is_accepted_or_rejected_and_usage_is_what_came_out(make
     assert rig.speculation.num_accepted + rig.speculation.num_rejected == drafted
     assert rig.speculation.num_accepted == 3 * 17 - num_rows
     assert rig.scheduler._waiting.virtual_service("") == 3 * (4 + 2 * 17)
+
+
+def test_the_first_and_the_last_of_the_vocabulary_are_drafts_like_all(make_rig) -> None:
+    class Edges:
+        def draft(self, token_ids: Sequence[int], max_drafts: int) -> Iterable[int]:
+            return [0, VOCAB_SIZE - 1]
+
+    rig = make_rig(speculation=Speculation(Edges(), max_drafts=8, vocab_size=VOCAB_SIZE))
+    rig.submit("a", max_tokens=9)
+    rig.step()
+    assert rig.step() == {"a": 3}
 
 
 @pytest.mark.parametrize("nonsense", [-1, VOCAB_SIZE, 1 << 40])
