@@ -7,6 +7,8 @@ StepReport per step. Times are seconds of CLOCK_MONOTONIC, which both processes 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import Envelope, SchedulerLimits
 from guidevane_runtime.core.tenants import RequestClass, TenantPolicy
@@ -192,8 +194,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(Struct, frozen=True, gc=False):
     """What one step brought to one request."""
 
     request_id: str
