@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
-from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
@@ -50,13 +49,39 @@ class OutputForecast:
         return max(self.PRIOR_TOKENS - num_so_far, num_so_far, 1)
 
 
-class Need(NamedTuple):
-    """What one request is expected to take up. Tokens."""
+Need = tuple[int, int]
+"""What one request is expected to take up, in tokens: what is left until it ends, and what it holds now.
 
-    left: int
-    """Until it ends."""
-    held: int
-    """Now, rounded up to what its last block may leave unused, and without what others hold anyway."""
+Held is rounded up to what its last block may leave unused, and goes without what others hold anyway.
+"""
+
+
+class Needs:
+    """Those of the requests inside. One more is judged often, so what can be known of all of them is kept."""
+
+    def __init__(self, needs: Iterable[Need]) -> None:
+        self._least_left_first = sorted(needs)
+        self._all_at_once = sum(map(sum, self._least_left_first))
+
+    def add(self, need: Need) -> None:
+        insort(self._least_left_first, need)
+        self._all_at_once += sum(need)
+
+    def all_at_once(self, candidate: Need) -> int:
+        """Tokens if everybody's end came at one time: never less than the peak, and quick to see."""
+        return self._all_at_once + sum(candidate)
+
+    def peak(self, candidate: Need) -> int:
+        """Max over i of left_i * (i + 1) + held_0 + ... + held_i, longest left first. Tokens."""
+        together = self._least_left_first.copy()
+        insort(together, candidate)
+        peak = held_so_far = 0
+        for rank, (left, held) in enumerate(reversed(together), start=1):
+            held_so_far += held
+            here = left * rank + held_so_far
+            if here > peak:
+                peak = here
+        return peak
 
 
 class MemoryGate:
@@ -70,8 +95,8 @@ class MemoryGate:
         """The KV limit."""
         self._forecast = forecast
         self._inside = list(running)
-        self._needs: dict[int, list[Need]] = {}
-        """Of those inside, the shortest left first; by distrust. Made when first asked for."""
+        self._needs: dict[int, Needs] = {}
+        """By distrust. Made when first asked for."""
 
     def admits(self, request: Request) -> bool:
         # The peak includes what is needed now; a full pool is only quicker to see.
@@ -81,7 +106,7 @@ class MemoryGate:
         """Count a request that was let in, and has its blocks."""
         self._inside.append(request)
         for distrust, needs in self._needs.items():
-            insort(needs, self._need(request, distrust))
+            needs.add(self._need(request, distrust))
 
     def blocks_now(self, request: Request) -> int:
         """Blocks in use together with what the request needs to come in, beyond what it shares."""
@@ -92,14 +117,23 @@ class MemoryGate:
         if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
             peak = sum(self._held(request, request.max_num_tokens) for request in (*self._inside, candidate))
         else:
-            peak = self._estimated_peak(candidate, 1 << candidate.num_preemptions)
+            distrust = 1 << candidate.num_preemptions
+            peak = self._needs_at(distrust).peak(self._need(candidate, distrust))
         return peak + self._num_inherited_tokens
 
     def _fits_now(self, request: Request) -> bool:
         return self.blocks_now(request) <= self.max_blocks
 
     def _fits_at_peak(self, candidate: Request) -> bool:
-        return self.peak_tokens(candidate) <= self.max_blocks * self._pool.block_size
+        max_tokens = self.max_blocks * self._pool.block_size
+        return self._fits_all_at_once(candidate, max_tokens) or self.peak_tokens(candidate) <= max_tokens
+
+    def _fits_all_at_once(self, candidate: Request, max_tokens: int) -> bool:
+        if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
+            return False  # judged by the certain bound, which is higher
+        distrust = 1 << candidate.num_preemptions
+        at_once = self._needs_at(distrust).all_at_once(self._need(candidate, distrust))
+        return at_once + self._num_inherited_tokens <= max_tokens
 
     @cached_property
     def _num_inherited_tokens(self) -> int:
@@ -111,24 +145,15 @@ class MemoryGate:
         num_own = sum(len(request.blocks.block_ids) - request.num_shared_blocks for request in self._inside)
         return (self._pool.num_used - num_own) * self._pool.block_size
 
-    def _estimated_peak(self, candidate: Request, distrust: int) -> int:
-        """Max over i of left_i * (i + 1) + held_0 + ... + held_i, longest left first. Tokens."""
+    def _needs_at(self, distrust: int) -> Needs:
         if distrust not in self._needs:
-            self._needs[distrust] = sorted(self._need(request, distrust) for request in self._inside)
-        together = self._needs[distrust].copy()
-        insort(together, self._need(candidate, distrust))
-        peak = held_so_far = 0
-        for rank, (left, held) in enumerate(reversed(together), start=1):
-            held_so_far += held
-            here = left * rank + held_so_far
-            if here > peak:
-                peak = here
-        return peak
+            self._needs[distrust] = Needs(self._need(request, distrust) for request in self._inside)
+        return self._needs[distrust]
 
     def _need(self, request: Request, distrust: int) -> Need:
         expected = distrust * self._forecast.num_more_tokens(request.num_output_tokens)
         left = min(expected, request.max_num_tokens - request.num_tokens)
-        return Need(left, self._held(request, request.num_tokens))
+        return left, self._held(request, request.num_tokens)
 
     def _held(self, request: Request, num_tokens: int) -> int:
         size = self._pool.block_size
