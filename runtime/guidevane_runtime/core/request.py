@@ -47,6 +47,8 @@ class Request:
     max_num_tokens: int
     """Prompt and output together, at most. Fixed when it was accepted, so that no later limit changes its output."""
     blocks: BlockTable
+    request_id: str = field(init=False)
+    """The submit's; read several times a step."""
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)
     """Prompt, then output."""
@@ -68,11 +70,8 @@ class Request:
     """Step that last computed a token of it, and its place there: the least recent decodes first when not all can."""
 
     def __post_init__(self) -> None:
+        self.request_id = self.submit.request_id
         self.token_ids = list(self.submit.prompt_token_ids)
-
-    @property
-    def request_id(self) -> str:
-        return self.submit.request_id
 
     @property
     def params(self) -> SamplingParams:
