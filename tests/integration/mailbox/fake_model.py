@@ -21,7 +21,7 @@ class Shape:
 
 
 class ScriptedRunner:
-    """A fake runner with some real step time, that hangs, crashes or counts what the garbage collector leaves alone when a prompt starts with the word."""
+    """A fake runner with some real step time, that hangs, crashes or counts frozen objects at a prompt's first word."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._runner = FakeRunner(num_blocks, block_size, VOCAB_SIZE)
