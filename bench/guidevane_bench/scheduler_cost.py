@@ -10,7 +10,7 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import thread_time
@@ -22,6 +22,7 @@ from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.request import Request
 from guidevane_runtime.core.scheduler import Scheduler
+from guidevane_runtime.core.waiting import WaitingQueue
 from guidevane_runtime.engine.loop import EngineLoop
 from guidevane_runtime.engine.mailbox import FrameBuffer, Mailbox
 
@@ -45,6 +46,7 @@ class Sizes:
     num_waiting: tuple[int, ...] = (0, 1_000, 10_000)
     num_blocks: int = 100_000
     num_queued: int = 10_000
+    num_tenants: int = 64
     num_long_prompt_tokens: int = 50_000
     num_steps: int = 300
     num_rounds: int = 5
@@ -56,6 +58,7 @@ class Sizes:
             num_waiting=tuple(count * scale for count in self.num_waiting),
             num_blocks=self.num_blocks * scale,
             num_queued=self.num_queued * scale,
+            num_tenants=self.num_tenants * scale,
             num_long_prompt_tokens=self.num_long_prompt_tokens * scale,
         )
 
@@ -146,7 +149,9 @@ def answer_to(batch: ScheduledBatch) -> StepOutput:
     return StepOutput(tuple(SampledToken(7) if seq.samples else None for seq in batch.seqs))
 
 
-def make_submits(count: int, *, first: int = 0, num_prompt_tokens: int = NUM_PROMPT_TOKENS) -> list[Submit]:
+def make_submits(
+    count: int, *, first: int = 0, num_prompt_tokens: int = NUM_PROMPT_TOKENS, num_tenants: int = 1
+) -> list[Submit]:
     """Requests of which no two share a token, and which don't end by themselves.
 
     Lengths differ by up to a block, so that not all of them need their next block in the same step.
@@ -154,7 +159,13 @@ def make_submits(count: int, *, first: int = 0, num_prompt_tokens: int = NUM_PRO
     params, room = SamplingParams(max_tokens=MAX_TOKENS, seed=0), num_prompt_tokens + BLOCK_SIZE
     lengths = {number: num_prompt_tokens + number % BLOCK_SIZE for number in range(first, first + count)}
     return [
-        Submit(f"{number}", tuple(range(number * room, number * room + length)), params, float(number))
+        Submit(
+            f"{number}",
+            tuple(range(number * room, number * room + length)),
+            params,
+            float(number),
+            tenant=f"{number % num_tenants}",
+        )
         for number, length in lengths.items()
     ]
 
@@ -165,6 +176,25 @@ def step_figures(sizes: Sizes) -> Iterator[tuple[str, float]]:
         rig = BenchRig(num_blocks=sizes.num_blocks, max_num_seqs=sizes.num_running)
         rig.submit(make_submits(sizes.num_running + num_waiting))
         yield from _steps(rig, f"step, {num_waiting} waiting", sizes)
+
+
+def tenant_figures(sizes: Sizes) -> Iterator[tuple[str, float]]:
+    """A step beside many that wait, of many tenants; and the search alone for who is next, with one and with many."""
+    num_running, num_waiting, num_tenants = sizes.num_running, sizes.num_waiting[-1], sizes.num_tenants
+    rig = BenchRig(num_blocks=sizes.num_blocks, max_num_seqs=num_running)
+    rig.submit(make_submits(num_running + num_waiting, num_tenants=num_tenants))
+    yield from _steps(rig, f"step, {num_waiting} waiting of {num_tenants} tenants", sizes)
+    cases: dict[str, Callable[[Request], bool]] = {"": lambda _: True, " if all are blocked": lambda _: False}
+    for count in (1, num_tenants):
+        queue = WaitingQueue()
+        for submit in make_submits(num_waiting, num_tenants=count):
+            queue.add(Request(submit, UNBOUNDED, rig.pool.table()))
+        for case, is_eligible in cases.items():
+            start_s = thread_time()
+            for _ in range(sizes.num_steps):
+                queue.first(is_eligible)
+            search_s = (thread_time() - start_s) / sizes.num_steps
+            yield f"who is next of {num_waiting} of {count} tenants{case}, us", search_s * 1e6
 
 
 def held_figures(sizes: Sizes) -> Iterator[tuple[str, float]]:
@@ -238,7 +268,7 @@ def lookup_figures(sizes: Sizes) -> Iterator[tuple[str, float]]:
 
 
 def measure(sizes: Sizes) -> Figures:
-    parts = (step_figures, held_figures, loop_figures, admission_figures, lookup_figures)
+    parts = (step_figures, tenant_figures, held_figures, loop_figures, admission_figures, lookup_figures)
     return {name: value for part in parts for name, value in part(sizes)}
 
 

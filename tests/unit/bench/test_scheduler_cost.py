@@ -5,6 +5,7 @@ SMALL = Sizes(
     num_waiting=(0, 2),
     num_blocks=200,
     num_queued=5,
+    num_tenants=2,
     num_long_prompt_tokens=50,
     num_steps=3,
     num_rounds=1,
@@ -15,8 +16,8 @@ def test_the_benchmark_has_a_figure_for_each_measurement() -> None:
     """What it measures is a figure, not a test; that it still runs is."""
     figures = measure(SMALL)
     steps = {name.partition(":")[0] for name in figures if name.startswith("step")}
-    assert steps == {"step, 0 waiting", "step, 2 waiting", "step, 2 waiting for memory"}
-    assert len(figures) == 3 * 5 + 3 + 2 + 2 and min(figures.values()) > 0
+    assert steps == {"step, 0 waiting", "step, 2 waiting", "step, 2 waiting of 2 tenants", "step, 2 waiting for memory"}
+    assert len(figures) == 4 * 5 + 4 + 3 + 2 + 2 and min(figures.values()) > 0
 
 
 def test_the_best_of_a_time_is_the_least_and_of_a_rate_the_most() -> None:
