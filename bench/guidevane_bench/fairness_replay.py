@@ -149,7 +149,7 @@ class Replay:
         for seq in batch.seqs:
             self._note_start(self.outcomes[seq.request_id], now_s)
         self._scheduler.apply(batch, StepOutput(tuple(SampledToken(1) if seq.samples else None for seq in batch.seqs)))
-        end_s = now_s + step_s(batch) if batch.seqs else now_s
+        end_s = now_s + step_s(batch)
         for output in self._scheduler.take_outputs():
             self._take(output, end_s)
         waiting = self._live.difference(request.request_id for request in self._scheduler.running)

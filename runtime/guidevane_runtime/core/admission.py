@@ -117,8 +117,8 @@ class MemoryGate:
         if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
             peak = sum(self._held(request, request.max_num_tokens) for request in (*self._inside, candidate))
         else:
-            distrust = 1 << candidate.num_preemptions
-            peak = self._needs_at(distrust).peak(self._need(candidate, distrust))
+            needs, need = self._needs_with(candidate)
+            peak = needs.peak(need)
         return peak + self._num_inherited_tokens
 
     def _fits_now(self, request: Request) -> bool:
@@ -131,9 +131,8 @@ class MemoryGate:
     def _fits_all_at_once(self, candidate: Request, max_tokens: int) -> bool:
         if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
             return False  # judged by the certain bound, which is higher
-        distrust = 1 << candidate.num_preemptions
-        at_once = self._needs_at(distrust).all_at_once(self._need(candidate, distrust))
-        return at_once + self._num_inherited_tokens <= max_tokens
+        needs, need = self._needs_with(candidate)
+        return needs.all_at_once(need) + self._num_inherited_tokens <= max_tokens
 
     @cached_property
     def _num_inherited_tokens(self) -> int:
@@ -145,10 +144,12 @@ class MemoryGate:
         num_own = sum(len(request.blocks.block_ids) - request.num_shared_blocks for request in self._inside)
         return (self._pool.num_used - num_own) * self._pool.block_size
 
-    def _needs_at(self, distrust: int) -> Needs:
+    def _needs_with(self, candidate: Request) -> tuple[Needs, Need]:
+        """Of those inside and of the candidate; its preemptions say how far the forecast is to be trusted."""
+        distrust = 1 << candidate.num_preemptions
         if distrust not in self._needs:
             self._needs[distrust] = Needs(self._need(request, distrust) for request in self._inside)
-        return self._needs[distrust]
+        return self._needs[distrust], self._need(candidate, distrust)
 
     def _need(self, request: Request, distrust: int) -> Need:
         expected = distrust * self._forecast.num_more_tokens(request.num_output_tokens)
