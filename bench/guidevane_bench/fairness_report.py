@@ -1,104 +1,137 @@
-"""Fair turns against first come, first served, on one trace and in virtual time. docs/fairness.md explains the table.
+"""Fairness, starvation and deadlines on one trace, in virtual time. docs/fairness.md explains the tables.
 
 `python -m guidevane_bench.fairness_report TRACE`, a CSV with arrival_s, prompt_tokens, output_tokens, tenant.
-The same scheduler runs twice; the second time all requests are of one nameless tenant, so they come in as they arrived.
 """
 
 import csv
 import itertools
+import random
 import sys
-from dataclasses import dataclass, field, replace
-from math import nan
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import ceil, nan
 from statistics import mean, median
 
-from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_bench.fairness_replay import BLOCK_SIZE, NUM_BLOCKS, Outcome, Policy, Replay
 from guidevane_runtime.core.messages import SamplingParams, Submit
-from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
-from guidevane_runtime.core.scheduler import Scheduler
-from guidevane_runtime.core.tenants import EQUAL_TERMS
+from guidevane_runtime.core.tenants import EQUAL_TERMS, RequestClass
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 625
-"""10,000 tokens of KV cache, the default of the VTC paper's artifact."""
-WINDOW_S = 30.0
-LIMITS = SchedulerLimits(
-    kv_cache_utilization_limit_percent=100, waiting_timeout_milliseconds=86_400_000, max_partial_prefills=32
-)
+FCFS = Policy("first come, first served")
+EDF = Policy("earliest deadline first", knows_deadlines=True)
+FAIR = Policy("fair turns", knows_tenants=True)
+FAIR_EDF = Policy("fair turns, deadlines known", knows_tenants=True, knows_deadlines=True)
 
+LONG_WAITS_S = (10, 30, 100)
+WEIGHTS = (1, 2, 4)
+"""Of the tenants in the order of their names, in turn."""
+DEADLINES_S = ((2.0, 0.05), (10.0, 0.1))
+"""From its arrival on an interactive request has so much time, and so much more for each token of its answer."""
+OFFLINE_SHARE, OFFLINE_SEED = 0.2, 1
+"""Share of requests that are offline work and have no deadline, and what they are drawn with."""
 
-def step_s(batch: ScheduledBatch) -> float:
-    """A cost model of no machine in particular, so slow that the tenant trace is an overload of a third."""
-    num_decodes = sum(seq.is_decode for seq in batch.seqs)
-    return 0.020 + 0.0012 * num_decodes + 0.0001 * (batch.num_tokens - num_decodes)
-
-
-@dataclass
-class Figures:
-    """Services are prices of tokens; a tenant is backlogged while a request of it waits."""
-
-    served: dict[str, float]
-    waits_s: dict[str, float]
-    """Longest wait of each tenant for a first step."""
-    gap: float = 0.0
-    """The most by which the services of two tenants moved apart while both were backlogged."""
-    jain: list[float] = field(default_factory=list)
-    """Jain's index of each window, over the services of those that were backlogged throughout it."""
-    leads: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-
-    def note_backlog(self, tenants: set[str]) -> None:
-        before, self.leads = self.leads, {}
-        for pair in itertools.combinations(sorted(tenants), 2):
-            lead = self.served[pair[0]] - self.served[pair[1]]
-            low, high = before.get(pair, (lead, lead))
-            low, high = self.leads[pair] = min(low, lead), max(high, lead)
-            self.gap = max(self.gap, high - low)
-
-    def close_window(self, tenants: set[str], before: dict[str, float]) -> None:
-        gains = [self.served[tenant] - before[tenant] for tenant in tenants]
-        if len(gains) > 1 and any(gains):
-            self.jain.append(sum(gains) ** 2 / (len(gains) * sum(gain**2 for gain in gains)))
-
-    def rows(self) -> dict[str, float]:
-        equal_share = mean(self.served.values())
-        light = [wait_s for tenant, wait_s in self.waits_s.items() if self.served[tenant] < equal_share]
-        return {
-            "widest service gap of two backlogged tenants": self.gap,
-            "its VTC bound": 2 * EQUAL_TERMS.output_price * NUM_BLOCKS * BLOCK_SIZE,
-            "Jain index of backlogged tenants, mean of windows": mean(self.jain) if self.jain else nan,
-            "longest wait of any tenant, s": max(self.waits_s.values()),
-            "longest wait of a tenant that asks for less than an equal share, s": max(light),
-            "longest wait of the median tenant, s": median(self.waits_s.values()),
-        }
+Rows = dict[str, float]
 
 
-def replay(trace: list[Submit], *, is_fair: bool) -> Figures:
-    scheduler = Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), LIMITS, max_model_len=4096, eos_token_ids=frozenset())
-    tenants = dict.fromkeys((submit.tenant for submit in trace), 0.0)
-    figures, by_id = Figures({**tenants}, {**tenants}), {submit.request_id: submit for submit in trace}
-    fresh = dict(by_id)
-    now_s, due, live, window_end_s, steady, before = 0.0, trace[::-1], set[str](), WINDOW_S, set[str](), tenants
-    while due or live:
-        now_s = now_s if live else max(now_s, due[-1].arrival_s)
-        while due and due[-1].arrival_s <= now_s:
-            live.add(due[-1].request_id)
-            scheduler.submit(due[-1] if is_fair else replace(due[-1], tenant=""))
-            del due[-1]
-        batch = scheduler.schedule(now_s)
-        for submit in (fresh.pop(seq.request_id) for seq in batch.seqs if seq.request_id in fresh):
-            figures.served[submit.tenant] += EQUAL_TERMS.input_price * len(submit.prompt_token_ids)
-            figures.waits_s[submit.tenant] = max(figures.waits_s[submit.tenant], now_s - submit.arrival_s)
-        scheduler.apply(batch, StepOutput(tuple(SampledToken(1) if seq.samples else None for seq in batch.seqs)))
-        now_s += step_s(batch)
-        for output in scheduler.take_outputs():
-            figures.served[by_id[output.request_id].tenant] += EQUAL_TERMS.output_price * len(output.new_token_ids)
-            live -= {output.request_id} if output.finish_reason else set()
-        backlogged = {by_id[name].tenant for name in live.difference(r.request_id for r in scheduler.running)}
-        figures.note_backlog(backlogged)
-        steady &= backlogged
-        if now_s >= window_end_s:
-            figures.close_window(steady, before)
-            window_end_s, steady, before = now_s + WINDOW_S, backlogged, {**figures.served}
-    return figures
+# ------------------------------------------------------------------------------------------------ one replay, in rows
+
+
+def balance_rows(replay: Replay) -> Rows:
+    balance = replay.balance
+    return {
+        "widest service gap of two backlogged tenants": balance.gap,
+        "its VTC bound": 2 * EQUAL_TERMS.output_price * NUM_BLOCKS * BLOCK_SIZE / min(balance.weights.values()),
+        "Jain index of backlogged tenants, mean of windows": mean(balance.jain) if balance.jain else nan,
+    }
+
+
+def wait_rows(replay: Replay) -> Rows:
+    """A small tenant asks for less than an equal share."""
+    waits_s, asked = waits_by_tenant(replay.outcomes.values()), replay.served_by_tenant()
+    small = [waits for tenant, waits in waits_s.items() if asked[tenant] < mean(asked.values())]
+    together = sorted(itertools.chain.from_iterable(waits_s.values()))
+    return {
+        "longest wait of any tenant, s": together[-1],
+        "longest wait of a small tenant, s": max(map(max, small)),
+        "longest wait of the median tenant, s": median(map(max, waits_s.values())),
+        "p95 wait of the tenant that waits longest, s": max(quantile(waits, 0.95) for waits in waits_s.values()),
+        "p95 wait of the small tenant that waits longest, s": max(quantile(waits, 0.95) for waits in small),
+        "median wait of a request, s": median(together),
+        **{f"requests that wait more than {s} s, %": percent(wait > s for wait in together) for s in LONG_WAITS_S},
+        **{f"of small tenants' more than {s} s, %": percent(w > s for ws in small for w in ws) for s in LONG_WAITS_S},
+    }
+
+
+def deadline_rows(replay: Replay) -> Rows:
+    outcomes = replay.outcomes.values()
+    timed = [outcome for outcome in outcomes if outcome.submit.deadline_s is not None]
+    offline_s = [outcome.time_s for outcome in outcomes if outcome.submit.deadline_s is None]
+    by_tenant = defaultdict[str, list[bool]](list)
+    for outcome in timed:
+        by_tenant[outcome.submit.tenant].append(outcome.is_in_time)
+    lost = sum(outcome.served for outcome in timed if not outcome.is_in_time)
+    return {
+        "deadlines met, %": percent(outcome.is_in_time for outcome in timed),
+        "of the median tenant, %": median(map(percent, by_tenant.values())),
+        "service that went into missed ones, %": 100 * lost / sum(outcome.served for outcome in outcomes),
+        "median time to the end of an offline request, s": median(offline_s),
+        "longest time to the end of an offline request, s": max(offline_s),
+    }
+
+
+def waits_by_tenant(outcomes: Iterable[Outcome]) -> dict[str, list[float]]:
+    """Shortest first. Seconds."""
+    waits_s = defaultdict[str, list[float]](list)
+    for outcome in outcomes:
+        waits_s[outcome.submit.tenant].append(outcome.wait_s)
+    return {tenant: sorted(waits) for tenant, waits in waits_s.items()}
+
+
+def quantile(in_order: Sequence[float], share: float) -> float:
+    """The least value that so large a share is not above."""
+    return in_order[ceil(share * len(in_order)) - 1]
+
+
+def percent(are_so: Iterable[bool]) -> float:
+    return 100 * mean(are_so)
+
+
+# ----------------------------------------------------------------------------------------------------------- tables
+
+
+def table(columns: dict[str, Rows]) -> Iterator[str]:
+    yield f"| | {' | '.join(columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for name in next(iter(columns.values())):
+        yield f"| {name} | {' | '.join(f'{rows[name]:,.2f}' for rows in columns.values())} |"
+    yield ""
+
+
+def report(trace: Sequence[Submit]) -> Iterator[str]:
+    replays = {policy.name: Replay(trace, policy) for policy in (FAIR, FCFS)}
+    yield from table({name: balance_rows(replay) | wait_rows(replay) for name, replay in replays.items()})
+
+    names = sorted({submit.tenant for submit in trace})
+    weights = dict(zip(names, itertools.cycle(WEIGHTS), strict=False))
+    yield f"Weights {':'.join(map(str, WEIGHTS))}"
+    policies = [replace(policy, weights=weights) for policy in (FAIR, FCFS)]
+    yield from table({policy.name: balance_rows(Replay(trace, policy)) for policy in policies})
+
+    for base_s, per_token_s in DEADLINES_S:
+        timed = with_deadlines(trace, base_s, per_token_s)
+        yield f"Deadlines: arrival + {base_s:g} s + {per_token_s * 1000:g} ms per output token"
+        yield from table({policy.name: deadline_rows(Replay(timed, policy)) for policy in (FCFS, EDF, FAIR, FAIR_EDF)})
+
+
+def with_deadlines(trace: Iterable[Submit], base_s: float, per_token_s: float) -> list[Submit]:
+    """Offline requests have none; who is offline is drawn from a seed."""
+    draw = random.Random(OFFLINE_SEED)  # noqa: S311
+    return [
+        replace(submit, request_class=RequestClass.OFFLINE)
+        if draw.random() < OFFLINE_SHARE
+        else replace(submit, deadline_s=submit.arrival_s + base_s + per_token_s * submit.params.max_tokens)
+        for submit in trace
+    ]
 
 
 def read(path: str) -> list[Submit]:
@@ -111,6 +144,4 @@ def read(path: str) -> list[Submit]:
 
 
 if __name__ == "__main__":
-    fair, fcfs = (replay(read(sys.argv[1]), is_fair=is_fair).rows() for is_fair in (True, False))
-    for name, value in fair.items():
-        sys.stdout.write(f"| {name} | {value:,.2f} | {fcfs[name]:,.2f} |\n")
+    sys.stdout.writelines(line + "\n" for line in report(read(sys.argv[1])))

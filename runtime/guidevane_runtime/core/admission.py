@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Iterable
 from functools import cached_property
-from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
@@ -52,13 +51,39 @@ class OutputForecast:
         return max(self.PRIOR_TOKENS - num_so_far, num_so_far, 1)
 
 
-class Need(NamedTuple):
-    """What one request is expected to take up. Tokens."""
+Need = tuple[int, int]
+"""What one request is expected to take up, in tokens: what is left until it ends, and what it holds now.
 
-    left: int
-    """Until it ends."""
-    held: int
-    """Now, rounded up to what its last block may leave unused, and without what others hold anyway."""
+Held is rounded up to what its last block may leave unused, and goes without what others hold anyway.
+"""
+
+
+class Needs:
+    """Those of the requests inside. One more is judged often, so what can be known of all of them is kept."""
+
+    def __init__(self, needs: Iterable[Need]) -> None:
+        self._least_left_first = sorted(needs)
+        self._all_at_once = sum(map(sum, self._least_left_first))
+
+    def add(self, need: Need) -> None:
+        insort(self._least_left_first, need)
+        self._all_at_once += sum(need)
+
+    def all_at_once(self, candidate: Need) -> int:
+        """Tokens if everybody's end came at one time: never less than the peak, and quick to see."""
+        return self._all_at_once + sum(candidate)
+
+    def peak(self, candidate: Need) -> int:
+        """Max over i of left_i * (i + 1) + held_0 + ... + held_i, longest left first. Tokens."""
+        together = self._least_left_first.copy()
+        insort(together, candidate)
+        peak = held_so_far = 0
+        for rank, (left, held) in enumerate(reversed(together), start=1):
+            held_so_far += held
+            here = left * rank + held_so_far
+            if here > peak:
+                peak = here
+        return peak
 
 
 class SeqSlots:
@@ -86,8 +111,8 @@ class MemoryGate:
         """The KV limit."""
         self._forecast = forecast
         self._inside = list(running)
-        self._needs: dict[int, list[Need]] = {}
-        """Of those inside, the shortest left first; by distrust. Made when first asked for."""
+        self._needs: dict[int, Needs] = {}
+        """By distrust. Made when first asked for."""
 
     def held(self, request: Request) -> Held | None:
         """Nothing holds the first one: what fits the pool fits an empty one, whatever the limit."""
@@ -97,7 +122,10 @@ class MemoryGate:
         blocks = self.blocks_now(request)
         if blocks > self.max_blocks:
             return Held(Hold.KV_LIMIT, "{value} KV blocks with it, limit {bound}", blocks, self.max_blocks)
-        peak, room = self.peak_tokens(request), self.max_blocks * self._pool.block_size
+        room = self.max_blocks * self._pool.block_size
+        if self._fits_all_at_once(request, room):
+            return None
+        peak = self.peak_tokens(request)
         if peak > room:
             return Held(Hold.PEAK_KV, "{value} KV tokens expected at the peak with it, limit {bound}", peak, room)
         return None
@@ -106,7 +134,7 @@ class MemoryGate:
         """Count a request that was let in, and has its blocks."""
         self._inside.append(request)
         for distrust, needs in self._needs.items():
-            insort(needs, self._need(request, distrust))
+            needs.add(self._need(request, distrust))
 
     def blocks_now(self, request: Request) -> int:
         """Blocks in use together with what the request needs to come in, beyond what it shares."""
@@ -117,8 +145,15 @@ class MemoryGate:
         if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
             peak = sum(self._held(request, request.max_num_tokens) for request in (*self._inside, candidate))
         else:
-            peak = self._estimated_peak(candidate, 1 << candidate.num_preemptions)
+            needs, need = self._needs_with(candidate)
+            peak = needs.peak(need)
         return peak + self._num_inherited_tokens
+
+    def _fits_all_at_once(self, candidate: Request, max_tokens: int) -> bool:
+        if candidate.num_preemptions > MAX_PREEMPTIONS_ON_ESTIMATE:
+            return False  # judged by the certain bound, which is higher
+        needs, need = self._needs_with(candidate)
+        return needs.all_at_once(need) + self._num_inherited_tokens <= max_tokens
 
     @cached_property
     def _num_inherited_tokens(self) -> int:
@@ -130,24 +165,17 @@ class MemoryGate:
         num_own = sum(len(request.blocks.block_ids) - request.num_shared_blocks for request in self._inside)
         return (self._pool.num_used - num_own) * self._pool.block_size
 
-    def _estimated_peak(self, candidate: Request, distrust: int) -> int:
-        """Max over i of left_i * (i + 1) + held_0 + ... + held_i, longest left first. Tokens."""
+    def _needs_with(self, candidate: Request) -> tuple[Needs, Need]:
+        """Of those inside and of the candidate; its preemptions say how far the forecast is to be trusted."""
+        distrust = 1 << candidate.num_preemptions
         if distrust not in self._needs:
-            self._needs[distrust] = sorted(self._need(request, distrust) for request in self._inside)
-        together = self._needs[distrust].copy()
-        insort(together, self._need(candidate, distrust))
-        peak = held_so_far = 0
-        for rank, (left, held) in enumerate(reversed(together), start=1):
-            held_so_far += held
-            here = left * rank + held_so_far
-            if here > peak:
-                peak = here
-        return peak
+            self._needs[distrust] = Needs(self._need(request, distrust) for request in self._inside)
+        return self._needs[distrust], self._need(candidate, distrust)
 
     def _need(self, request: Request, distrust: int) -> Need:
         expected = distrust * self._forecast.num_more_tokens(request.num_output_tokens)
         left = min(expected, request.max_num_tokens - request.num_tokens)
-        return Need(left, self._held(request, request.num_tokens))
+        return left, self._held(request, request.num_tokens)
 
     def _held(self, request: Request, num_tokens: int) -> int:
         size = self._pool.block_size

@@ -1,8 +1,9 @@
 """What one step may still spend."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.messages import Hold

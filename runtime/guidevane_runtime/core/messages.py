@@ -7,6 +7,8 @@ StepReport per step. Times are seconds of CLOCK_MONOTONIC, which both processes 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import Envelope, SchedulerLimits
 from guidevane_runtime.core.tenants import RequestClass, TenantPolicy
@@ -55,6 +57,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 # ---------------------------------------------------------------------------------------------- to the engine
@@ -192,8 +198,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(Struct, frozen=True, gc=False):
     """What one step brought to one request; with draft tokens there are several of them, in order."""
 
     request_id: str

@@ -1,14 +1,32 @@
-"""The border between scheduler and model: an immutable plan in, sampled tokens out."""
+"""The border between scheduler and model: an immutable plan in, sampled tokens out.
 
-from collections.abc import Mapping
+One ScheduledSeq and one SampledToken are made per running request and step. As msgspec structs they cost a tenth of
+frozen dataclasses; gc=False: they can't be part of a cycle, so the garbage collector need not look at them.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct
 
 from guidevane_runtime.core.messages import SamplingParams, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSeq:
+class TokenHistory:
+    """Tokens of one request, prompt first, for its penalties. It only grows, and lives as long as the request does.
+
+    The sampler keeps its counts by it, weakly: each token is counted once, and nothing is left of a request that ended.
+    """
+
+    __slots__ = ("__weakref__", "num_prompt_tokens", "token_ids")
+
+    def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+        self.token_ids = token_ids
+        self.num_prompt_tokens = num_prompt_tokens
+
+
+class ScheduledSeq(Struct, frozen=True, gc=False):
     """One request's part of a step.
 
     # [0, start)                    in the KV cache already
@@ -25,12 +43,10 @@ class ScheduledSeq:
     samples: bool
     """Whether the last token's logits are sampled: it is the last known token of the request."""
     params: SamplingParams
-    output_token_ids: tuple[int, ...] = ()
-    """Tokens generated so far, for penalties; empty when params has none."""
-    prompt_token_ids: tuple[int, ...] = ()
-    """For repetition_penalty; empty when params has none."""
+    history: TokenHistory | None = None
+    """Set when params has penalties. Of it, [0, start + len(token_ids)) is what this step knows."""
     num_output_tokens: int = 0
-    """Tokens generated so far, always set: min_tokens counts them."""
+    """Tokens generated so far: min_tokens counts them."""
 
     @property
     def is_decode(self) -> bool:
@@ -58,8 +74,7 @@ class ScheduledBatch:
         return sum(seq.is_decode for seq in self.seqs) + sum(1 + count for count in self.num_drafts.values())
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(Struct, frozen=True, gc=False):
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str = ""

@@ -11,7 +11,7 @@ from enum import StrEnum
 from guidevane_runtime.core.block_pool import BlockTable
 from guidevane_runtime.core.grammar import GrammarState
 from guidevane_runtime.core.messages import FinishReason, SamplingParams, Submit
-from guidevane_runtime.core.plan import ScheduledSeq
+from guidevane_runtime.core.plan import ScheduledSeq, TokenHistory
 from guidevane_runtime.core.prefix import BlockKeys
 
 
@@ -48,9 +48,13 @@ class Request:
     max_num_tokens: int
     """Prompt and output together, at most. Fixed when it was accepted, so that no later limit changes its output."""
     blocks: BlockTable
+    request_id: str = field(init=False)
+    """The submit's; read several times a step."""
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)
     """Prompt, then output."""
+    history: TokenHistory | None = None
+    """The same tokens for the sampler, when params has penalties."""
     num_computed_tokens: int = 0
     """In the KV cache, prefix hit included. While it waits: what the prefix cache would give it, as last looked up."""
     num_shared_blocks: int = 0
@@ -71,11 +75,10 @@ class Request:
     """Step that last computed a token of it, and its place there: the least recent decodes first when not all can."""
 
     def __post_init__(self) -> None:
+        self.request_id = self.submit.request_id
         self.token_ids = list(self.submit.prompt_token_ids)
-
-    @property
-    def request_id(self) -> str:
-        return self.submit.request_id
+        if self.submit.params.has_penalties:
+            self.history = TokenHistory(self.token_ids, self.num_prompt_tokens)
 
     @property
     def params(self) -> SamplingParams:
@@ -128,19 +131,13 @@ class Request:
     def scheduled(self, num_tokens: int) -> ScheduledSeq:
         """The next num_tokens tokens as part of a step."""
         submit, token_ids, start = self.submit, self.token_ids, self.num_computed_tokens
-        params, num_prompt = submit.params, len(submit.prompt_token_ids)
         return ScheduledSeq(
             request_id=submit.request_id,
             token_ids=tuple(token_ids[start : start + num_tokens]),
             start=start,
             block_ids=self.blocks.block_ids,
             samples=start + num_tokens == len(token_ids),
-            params=params,
-            output_token_ids=tuple(token_ids[num_prompt:]) if _has_penalties(params) else (),
-            prompt_token_ids=submit.prompt_token_ids if params.repetition_penalty != 1.0 else (),
-            num_output_tokens=len(token_ids) - num_prompt,
+            params=submit.params,
+            history=self.history,
+            num_output_tokens=len(token_ids) - len(submit.prompt_token_ids),
         )
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)

@@ -1,6 +1,7 @@
 """The engine process: read the settings, load the model, run the loop, and never outlive the server."""
 
 import ctypes
+import gc
 import importlib
 import logging
 import signal
@@ -78,7 +79,11 @@ def load_model(settings: EngineSettings, loader_name: str) -> LoadedModel:
     prepare_environment(settings.num_threads)
     module_name, _, function_name = loader_name.partition(":")
     loader: Loader = getattr(importlib.import_module(module_name), function_name)
-    return loader(settings)
+    model = loader(settings)
+    # It stays to the end of the process. Walking torch's objects again would hold a step up for 120 ms.
+    gc.collect()
+    gc.freeze()
+    return model
 
 
 def serve(mailbox: Mailbox, load: Loader, clock: Callable[[], float] = time.monotonic) -> int:

@@ -2,10 +2,11 @@
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
+from msgspec.structs import replace
 
 from guidevane_kernels import AttentionBatch, KVCache, provider_name
 from guidevane_runtime.core.messages import EngineSettings, SamplingParams

@@ -12,6 +12,7 @@ import torch
 from guidevane_runtime.core.messages import SamplingParams, TokenLogprobs
 from guidevane_runtime.core.plan import SampledToken, ScheduledSeq
 from guidevane_runtime.engine.sampler_logits import adjust_row, changes_logits
+from guidevane_runtime.engine.sampler_penalties import Penalties
 from guidevane_runtime.engine.sampler_random import keyed_uniform
 
 MIN_TEMPERATURE = 1e-5
@@ -32,10 +33,11 @@ NO_TOKEN = -1
 
 
 class Sampler:
-    """Draws one token per row."""
+    """Draws one token per row. Between steps it keeps only what penalties have counted."""
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
         self._eos_token_ids = eos_token_ids
+        self._penalties = Penalties()
 
     def sample(self, logits: torch.Tensor, seqs: Sequence[ScheduledSeq]) -> list[SampledToken]:
         """logits: [len(seqs), vocab_size] float32, may be overwritten. A bad row gets an error, the others a token."""
@@ -43,7 +45,7 @@ class Sampler:
         logprobs = _raw_logprobs(logits, seqs)
         for row, seq in enumerate(seqs):
             if changes_logits(seq):
-                adjust_row(logits[row], seq, self._eos_token_ids)
+                adjust_row(logits[row], seq, self._eos_token_ids, self._penalties)
         tokens = logits.argmax(dim=-1).tolist()
         drawn = [row for row, seq in enumerate(seqs) if is_finite[row] and seq.params.temperature >= MIN_TEMPERATURE]
         if drawn:

@@ -11,7 +11,7 @@ import torch
 
 from guidevane_api.limits import Envelope, SchedulerLimits
 from guidevane_runtime.core.messages import EngineSettings, SamplingParams
-from guidevane_runtime.core.plan import ScheduledBatch, ScheduledSeq
+from guidevane_runtime.core.plan import ScheduledBatch, ScheduledSeq, TokenHistory
 from guidevane_runtime.engine.runner import LoadedModel, load_runner
 from guidevane_runtime.server.text.tokenizer import load_tokenizer
 
@@ -104,8 +104,7 @@ class _Running:
             block_ids=self.blocks,
             samples=self.num_computed + len(tokens) == len(known),
             params=self.params,
-            output_token_ids=tuple(self.output),
-            prompt_token_ids=tuple(self.prompt),
+            history=TokenHistory(known, len(self.prompt)) if self.params.has_penalties else None,
             num_output_tokens=len(self.output),
         )
 

@@ -1,5 +1,6 @@
 """Loaders for engine processes of these tests: `fake_model:load_runner` and those that fail in some way."""
 
+import gc
 import time
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from guidevane_runtime.errors import ModelNotFound
 VOCAB_SIZE = 1000
 HANG_TOKEN = 777
 CRASH_TOKEN = 778
+COUNT_TOKEN = 779
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Shape:
 
 
 class ScriptedRunner:
-    """A fake runner with some real step time, that hangs or crashes when a prompt starts with the word."""
+    """A fake runner with some real step time, that hangs, crashes or counts frozen objects at a prompt's first word."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._runner = FakeRunner(num_blocks, block_size, VOCAB_SIZE)
@@ -30,6 +32,8 @@ class ScriptedRunner:
             time.sleep(3600)
         if CRASH_TOKEN in first_tokens:
             raise ZeroDivisionError("the model divided by zero")
+        if COUNT_TOKEN in first_tokens:
+            raise RuntimeError(f"{gc.get_freeze_count()} objects are frozen")
         time.sleep(0.002)
         return self._runner.execute(batch)
 

@@ -35,7 +35,7 @@ from guidevane_runtime.errors import EngineUnavailable, StartError
 
 HERE = Path(__file__).parent
 SETTINGS = EngineSettings(model_path="/models/fake", limits=SchedulerLimits(), envelope=Envelope())
-HANG_TOKEN, CRASH_TOKEN, VOCAB_SIZE = 777, 778, 1000
+HANG_TOKEN, CRASH_TOKEN, COUNT_TOKEN, VOCAB_SIZE = 777, 778, 779, 1000
 
 
 class Engine:
@@ -145,6 +145,15 @@ async def test_a_step_that_raises_ends_the_engine_with_its_reason() -> None:
         await engine.client.wait_ready()
     assert outputs[-1].finish_reason is FinishReason.ERROR
     assert outputs[-1].error == "ZeroDivisionError: the model divided by zero"
+
+
+async def test_what_was_loaded_is_never_walked_by_the_garbage_collector_again() -> None:
+    """With torch's modules it would hold up a step, and so every stream, for more than 100 ms."""
+    async with running() as engine:
+        await engine.client.wait_ready()
+        outputs = await read(engine.client.submit(request("count", COUNT_TOKEN)))
+    error, count, rest = outputs[-1].error.split(maxsplit=2)
+    assert (error, rest) == ("RuntimeError:", "objects are frozen") and int(count) > 10_000
 
 
 async def test_a_hung_engine_is_ended_and_replaced() -> None:

@@ -1,7 +1,9 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.admission import MemoryGate, OutputForecast
+from guidevane_runtime.core.admission import MemoryGate, Need, Needs, OutputForecast
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.messages import SamplingParams, Submit
 from guidevane_runtime.core.request import Request
@@ -69,3 +71,18 @@ def test_the_peak_is_when_the_shorter_one_ends() -> None:
     for percent, fits in ((12, True), (11, False)):
         limits = SchedulerLimits(kv_cache_utilization_limit_percent=percent)
         assert (MemoryGate(BlockPool(100, 1), limits, forecast, [old]).held(new) is None) == fits
+
+
+LENGTHS = st.tuples(st.integers(0, 500), st.integers(1, 500))
+
+
+@given(st.lists(LENGTHS, max_size=8), st.lists(LENGTHS, min_size=1, max_size=4))
+def test_all_needs_at_once_are_never_less_than_their_peak(inside: list[Need], candidates: list[Need]) -> None:
+    """Who fits even so is let in without a look at the peak."""
+    needs = Needs(inside)
+    for candidate in candidates:
+        lengths = sorted([*inside, candidate], reverse=True)
+        peak = max(left * (i + 1) + sum(held for _, held in lengths[: i + 1]) for i, (left, _) in enumerate(lengths))
+        assert needs.peak(candidate) == peak <= needs.all_at_once(candidate)
+        needs.add(candidate)
+        inside = [*inside, candidate]

@@ -63,16 +63,13 @@ def test_a_chunk_samples_only_when_it_ends_with_the_last_known_token() -> None:
     assert (last.samples, last.is_decode, last.start, last.token_ids) == (True, True, 4, (5,))
 
 
-def test_token_histories_travel_only_with_penalties() -> None:
-    plain, presence, repetition = (
-        make_request(),
-        make_request(presence_penalty=0.5),
-        make_request(repetition_penalty=1.1),
-    )
-    for request in (plain, presence, repetition):
-        request.token_ids.append(9)
-    histories = [
-        (r.scheduled(1).output_token_ids, r.scheduled(1).prompt_token_ids) for r in (plain, presence, repetition)
-    ]
-    assert histories == [((), ()), ((9,), ()), ((9,), (1, 2, 3, 4, 5))]
-    assert plain.scheduled(1).num_output_tokens == 1
+@pytest.mark.parametrize(
+    ("params", "is_told"), [({}, False), ({"presence_penalty": 0.5}, True), ({"repetition_penalty": 1.1}, True)]
+)
+def test_its_history_travels_only_with_penalties(params: dict[str, float], is_told: bool) -> None:
+    request = make_request(**params)
+    request.token_ids.append(9)
+    seq = request.scheduled(1)
+    told = (seq.history.token_ids, seq.history.num_prompt_tokens) if seq.history else None
+    assert told == (([1, 2, 3, 4, 5, 9], 5) if is_told else None)
+    assert seq.num_output_tokens == 1

@@ -1,7 +1,9 @@
 """Which tokens may come, how often they come, and that no row disturbs another."""
 
 import math
+import weakref
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guidevane_runtime.core.messages import SamplingParams
-from guidevane_runtime.core.plan import SampledToken, ScheduledSeq
+from guidevane_runtime.core.plan import SampledToken, ScheduledSeq, TokenHistory
 from guidevane_runtime.engine.sampler import CANDIDATE_STAGES, Sampler
+from guidevane_runtime.engine.sampler_penalties import Penalties
 from guidevane_runtime.engine.sampler_random import keyed_uniform
 
 EOS = 2
@@ -21,18 +24,30 @@ CHI_SQUARE_999 = {3: 16.27, 7: 24.32}
 def sequence(
     *, position: int = 1, output: tuple[int, ...] = (), prompt: tuple[int, ...] = (), **params: object
 ) -> ScheduledSeq:
-    """A sequence whose next token has index `position`."""
+    """A sequence whose next token has index `position`, or comes after `prompt` and `output`."""
+    position = len(prompt + output) or position
+    sampling = SamplingParams(**{"max_tokens": 64, "seed": 0, **params})
     return ScheduledSeq(
         request_id="a",
         token_ids=(0,),
         start=position - 1,
         block_ids=(1,),
         samples=True,
-        params=SamplingParams(**{"max_tokens": 64, "seed": 0, **params}),
-        output_token_ids=output,
-        prompt_token_ids=prompt,
+        params=sampling,
+        history=TokenHistory(prompt + output, len(prompt)) if sampling.has_penalties else None,
         num_output_tokens=len(output),
     )
+
+
+class CountingList(list[int]):
+    """Knows how many tokens were read of it."""
+
+    num_read = 0
+
+    def __getitem__(self, part: Any) -> Any:
+        read = super().__getitem__(part)
+        self.num_read += len(read)
+        return read
 
 
 def sample(logits: torch.Tensor, seqs: list[ScheduledSeq]) -> list[SampledToken]:
@@ -230,13 +245,54 @@ def test_logit_bias_is_added_also_where_a_token_is_named_twice() -> None:
 )
 def test_penalties_are_those_of_the_openai_api_and_of_ctrl(params: dict[str, float], expected: list[float]) -> None:
     """Prompt holds token 3; output holds token 1 twice and token 2 once."""
-    from guidevane_runtime.engine.sampler_logits import adjust_row
-
     row = torch.tensor([0.0, 3.0, 3.0, -1.0])
 
-    adjust_row(row, sequence(output=(1, 2, 1), prompt=(3,), **params), frozenset())
+    Penalties().apply(row, sequence(output=(1, 2, 1), prompt=(3,), **params))
 
     assert row.tolist() == expected
+
+
+ALL_PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.25}
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=20),
+    st.integers(1, 20),
+    st.lists(st.integers(1, 20), max_size=6),
+)
+def test_counts_kept_from_step_to_step_are_those_of_all_tokens(
+    token_ids: list[int], num_prompt_tokens: int, ends: list[int]
+) -> None:
+    """Prompts in chunks, decodes, and a preempted request that samples at the same place again."""
+    history = TokenHistory(token_ids, min(num_prompt_tokens, len(token_ids)))
+    kept, params = Penalties(), SamplingParams(max_tokens=9, seed=0, **ALL_PENALTIES)
+    for end in sorted(min(end, len(token_ids)) for end in ends):
+        seq = ScheduledSeq("a", (0,), end - 1, (1,), True, params, history)
+        rows = [torch.tensor([0.0, 3.0, 2.0, -1.0, 1.0, -2.0]) for _ in range(2)]
+        kept.apply(rows[0], seq)
+        Penalties().apply(rows[1], seq)
+        assert rows[0].tolist() == rows[1].tolist()
+
+
+def test_a_token_is_counted_once_however_many_steps_follow() -> None:
+    """A request of n tokens costs n counts, not n * n / 2."""
+    token_ids, penalties = CountingList(range(100)), Penalties()
+    history = TokenHistory(token_ids, 50)
+    for end in range(50, 100):
+        seq = ScheduledSeq("a", (0,), end - 1, (1,), True, SamplingParams(9, 0, frequency_penalty=1.0), history)
+        penalties.apply(torch.zeros(100), seq)
+    assert token_ids.num_read == 99
+
+
+def test_nothing_is_kept_of_a_request_that_ended() -> None:
+    penalties, seq = Penalties(), sequence(output=(1,), presence_penalty=1.0)
+    penalties.apply(torch.zeros(9), seq)
+    assert seq.history is not None
+    history = weakref.ref(seq.history)
+
+    del seq
+
+    assert history() is None
 
 
 def test_logprobs_are_those_of_the_model_before_any_parameter() -> None:
