@@ -11,10 +11,10 @@ from pathlib import Path
 from time import process_time
 
 from guidevane_bench.cli.options import (
-    add_load,
-    add_pod,
-    add_report,
+    add_guard,
+    add_run,
     deliver,
+    guard_of_options,
     limits_of_options,
     load_of_options,
     slo_of_options,
@@ -29,8 +29,7 @@ from guidevane_bench.simulator.pod import PodShape
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_load(parser)
-    add_pod(parser)
+    add_run(parser)
     group = parser.add_argument_group("fleet")
     group.add_argument("--costs", type=Path, required=True, help="cost model: a file of fit")
     group.add_argument("--pods", type=int, default=1, help="(default: %(default)s)")
@@ -44,7 +43,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--limits-script", type=Path, help='JSON lines: {"at_s": 60, "limits": {"maxNumSeqs": 4}}')
     group.add_argument("--controller", default="", help="module:factory of a Controller, asked at every scrape")
     group.add_argument("--scrape-interval", type=float, default=5.0, help="seconds (default: %(default)s)")
-    add_report(parser)
+    group.add_argument(
+        "--prefix-caching", choices=("on", "off"), default="on", help="as the runtime's own (default: %(default)s)"
+    )
+    add_guard(parser)
 
 
 def run(options: argparse.Namespace) -> str:
@@ -63,7 +65,13 @@ def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec
     if options.pods < 1 or options.scrape_interval <= 0:
         raise SpecError(f"--pods {options.pods} must be 1 or more, --scrape-interval {options.scrape_interval} above 0")
     limits = limits_of_options(options)
-    shape = PodShape(limits, options.num_blocks, is_static=options.batching == "static")
+    shape = PodShape(
+        limits,
+        options.num_blocks,
+        is_static=options.batching == "static",
+        enable_prefix_caching=options.prefix_caching == "on",
+        guard=guard_of_options(options),
+    )
     faults = draw_faults(parse_fault_counts(options.faults), options.pods, last_arrival_s, options.seed)
     script = read_script(options.limits_script, limits) if options.limits_script else None
     return FleetSpec(shape, read_costs(options.costs), options.pods, faults, script, options.scrape_interval)
@@ -103,6 +111,7 @@ def _say_speed(outcome: Outcome, cpu_s: float) -> None:
 
 
 def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> Report:
+    guard = {"guard": outcome.guard_log.to_json()} if outcome.guard_log else {}
     return build_report(
         outcome.ledger,
         slo_of_options(options),
@@ -112,6 +121,7 @@ def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> R
         fleet={
             "pods": spec.num_pods,
             "batching": options.batching,
+            "prefix_caching": options.prefix_caching,
             "num_blocks": spec.shape.num_blocks,
             "block_size": spec.shape.block_size,
             "limits": spec.shape.limits.model_dump(by_alias=True),
@@ -127,6 +137,8 @@ def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> R
             else 0,
             "kv_use_percent": outcome.series.kv_use_percent(),
             "kv_waste_percent": outcome.series.kv_waste_percent(),
+            "prefix_hit_percent": outcome.prefix_hit_percent,
         },
+        **guard,
         series=series_json(outcome.series),
     )
