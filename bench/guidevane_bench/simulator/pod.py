@@ -9,6 +9,7 @@ from guidevane_bench.simulator.door import Reported
 from guidevane_bench.simulator.ledger import Entry, PodMeter
 from guidevane_bench.simulator.pod_guard import PodGuard
 from guidevane_bench.workload.request import LoadRequest
+from guidevane_runtime.core.admission import OutputForecast
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision
 from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, Submit
@@ -31,8 +32,17 @@ class PodShape:
     is_static: bool = False
     """Static batching, for comparison only: a batch comes in when the last one has ended, and nothing in between."""
     enable_prefix_caching: bool = True
+    is_optimistic: bool = False
+    """Let in whatever fits now, for comparison only: no output is expected to get longer, so growth preempts."""
     guard: GuardConfig | None = None
     """None: it is off."""
+
+
+class NoGrowth(OutputForecast):
+    """Expects every output to be complete as it is."""
+
+    def num_more_tokens(self, num_so_far: int) -> int:
+        return 0
 
 
 class SimPod:
@@ -46,6 +56,7 @@ class SimPod:
             max_model_len=shape.max_model_len,
             eos_token_ids=frozenset(),
             prefix_cache=PrefixCache(pool, is_enabled=shape.enable_prefix_caching),
+            forecast=NoGrowth() if shape.is_optimistic else None,
         )
         self.guard = PodGuard(Guard(shape.guard)) if shape.guard else None
         self.refuses_long_context = False

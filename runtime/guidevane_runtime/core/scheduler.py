@@ -41,10 +41,11 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         prefix_cache: PrefixCache | None = None,
+        forecast: OutputForecast | None = None,
     ) -> None:
         """max_model_len is what the model has positions for; limits may be tighter, never wider.
 
-        Without a prefix cache no block is shared.
+        Without a prefix cache no block is shared. The forecast says how long outputs get; by default it learns that.
         """
         self.pool = pool
         self.prefix_cache = prefix_cache or PrefixCache(pool, is_enabled=False)
@@ -58,7 +59,7 @@ class Scheduler:
         self._in_flight: frozenset[str] = frozenset()
         self._fenced: list[BlockTable] = []
         self._outputs: list[RequestOutput] = []
-        self._forecast = OutputForecast()
+        self._forecast = forecast or OutputForecast()
         self._num_steps = 0
         self._num_preemptions = 0
         self._num_recomputed_tokens = 0
