@@ -97,7 +97,8 @@ def _cells(row: Row, first: Row) -> Sequence[Any]:
 
 
 def _change(value: float, first: float) -> float | None:
-    return round(100 * (value / first - 1), 1) if first else None
+    # + 0.0: no minus sign at nothing.
+    return round(100 * (value / first - 1), 1) + 0.0 if first else None
 
 
 def _rounded(milliseconds: float | None) -> float | None:
