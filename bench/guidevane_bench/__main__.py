@@ -4,11 +4,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from guidevane_bench.cli import compare, fit, record, simulate
+from guidevane_bench.cli import capacity, compare, fit, record, simulate
 from guidevane_bench.errors import BenchError
 
 COMMANDS = {
     "simulate": (simulate, "the real scheduler in virtual time, against a trace or a generator"),
+    "capacity": (capacity, "the highest request rate that each of several setups serves inside one SLO"),
     "record": (record, "play a load on the real engine in this process, and note its steps and latencies"),
     "fit": (fit, "a cost model from recorded steps"),
     "compare": (compare, "two reports side by side"),

@@ -12,7 +12,7 @@ from typing import Any
 from guidevane_bench.fit import MeasuredStep
 from guidevane_bench.simulator.costs import StepLoad, load_of
 from guidevane_bench.simulator.ledger import Entry, Ledger
-from guidevane_bench.simulator.series import Series, SeriesPoint
+from guidevane_bench.simulator.series import Series, SeriesPoint, num_slots_unfilled
 from guidevane_bench.workload.request import LoadRequest
 from guidevane_runtime.core.messages import SamplingParams, Shutdown, StepReport, Submit
 from guidevane_runtime.core.plan import ModelRunner, ScheduledBatch, StepOutput
@@ -121,6 +121,6 @@ class ReplayMailbox:
                 num_blocks=stats.num_blocks_total,
                 num_blocks_used=stats.num_blocks_used,
                 num_slots_used=stats.num_blocks_used * block_size,
-                num_tokens_held=sum(request.num_tokens for request in self._scheduler.running),
+                num_slots_unfilled=num_slots_unfilled(self._scheduler.running, block_size),
             )
         )

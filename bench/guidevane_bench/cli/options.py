@@ -11,6 +11,15 @@ from guidevane_bench.report.plots import draw
 from guidevane_bench.simulator.control import UNBOUNDED
 from guidevane_bench.workload.load import LoadSpec
 from guidevane_bench.workload.traces import TraceCut
+from guidevane_runtime.core.guard import GuardConfig
+from guidevane_runtime.core.guard_steps import Line
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """What every subcommand that plays a load takes."""
+    add_load(parser)
+    add_pod(parser)
+    add_report(parser)
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +73,43 @@ def limits_of_options(options: argparse.Namespace) -> SchedulerLimits:
     if found := limit_violations(limits, UNBOUNDED):
         raise SpecError(f"--limits: {'; '.join(found.values())}")
     return limits
+
+
+def add_guard(parser: argparse.ArgumentParser) -> None:
+    """The names of the runtime's own options."""
+    group = parser.add_argument_group("guard, as the runtime's own options")
+    group.add_argument("--guard", choices=("off", "dry-run", "on"), help="default: on with a line, else off")
+    for line in Line:
+        unit = "ms" if is_latency(line) else "percent"
+        group.add_argument(slo_option(line), dest=line.name, type=float, help=f"protection line, {unit}")
+
+
+def is_latency(line: Line) -> bool:
+    return line.endswith("_ms")
+
+
+def slo_option(line: Line) -> str:
+    """--slo-itl-p95-ms, --slo-kv-cache-utilization-max-percent and so on."""
+    return f"--slo-{line.replace('_', '-')}" + ("" if is_latency(line) else "-percent")
+
+
+def lines_of_options(options: argparse.Namespace) -> dict[Line, float]:
+    """The lines that were given."""
+    given = {line: getattr(options, line.name) for line in Line}
+    return {line: bound for line, bound in given.items() if bound is not None}
+
+
+def guard_of_options(options: argparse.Namespace) -> GuardConfig | None:
+    """None: it is off. Raises SpecError where the runtime would not start."""
+    lines = lines_of_options(options)
+    if options.guard in ("on", "dry-run") and not lines:
+        raise SpecError(f"--guard {options.guard} has no line to protect; give one, for example --slo-itl-p95-ms 120")
+    if options.guard == "off" or not lines:
+        return None
+    try:
+        return GuardConfig(lines, dry_run=options.guard == "dry-run")
+    except ValueError as error:
+        raise SpecError(f"--slo-*: {error}") from error
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

@@ -4,9 +4,7 @@ import argparse
 from pathlib import Path
 
 from guidevane_bench.cli.options import (
-    add_load,
-    add_pod,
-    add_report,
+    add_run,
     deliver,
     limits_of_options,
     load_of_options,
@@ -18,8 +16,7 @@ from guidevane_bench.report.build import build_report, series_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_load(parser)
-    add_pod(parser)
+    add_run(parser)
     parser.add_argument("--model", required=True, help="HuggingFace directory or GGUF file")
     parser.add_argument("--dtype", default="auto", help="auto | float32 | bfloat16 | float16 (default: %(default)s)")
     parser.add_argument("--num-threads", type=int, help="of torch on CPU (default: all there are)")
@@ -30,7 +27,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="cpu: CPU time, with waits jumped over; for one thread on a machine that others use too",
     )
     parser.add_argument("--steps", type=Path, help="write measured steps here, for fit")
-    add_report(parser)
 
 
 def run(options: argparse.Namespace) -> str:

@@ -11,26 +11,28 @@ from pathlib import Path
 from time import process_time
 
 from guidevane_bench.cli.options import (
-    add_load,
-    add_pod,
-    add_report,
+    add_guard,
+    add_run,
     deliver,
+    guard_of_options,
     limits_of_options,
+    lines_of_options,
     load_of_options,
     slo_of_options,
 )
 from guidevane_bench.errors import SpecError
 from guidevane_bench.report.build import Report, build_report, series_json
+from guidevane_bench.simulator.batch_control import CONTROLLERS, DEFAULT_ITL_MS
 from guidevane_bench.simulator.control import Controller, read_script
 from guidevane_bench.simulator.costs import read_costs
 from guidevane_bench.simulator.faults import draw_faults, parse_fault_counts
 from guidevane_bench.simulator.fleet import Fleet, FleetSpec, Outcome
 from guidevane_bench.simulator.pod import PodShape
+from guidevane_runtime.core.guard_steps import Line
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_load(parser)
-    add_pod(parser)
+    add_run(parser)
     group = parser.add_argument_group("fleet")
     group.add_argument("--costs", type=Path, required=True, help="cost model: a file of fit")
     group.add_argument("--pods", type=int, default=1, help="(default: %(default)s)")
@@ -42,16 +44,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--faults", default="", help="how many over the run: pod_death=2,slow_pod=1,metrics_gap=1")
     group.add_argument("--limits-script", type=Path, help='JSON lines: {"at_s": 60, "limits": {"maxNumSeqs": 4}}')
-    group.add_argument("--controller", default="", help="module:factory of a Controller, asked at every scrape")
+    group.add_argument(
+        "--admission",
+        choices=("peak-kv", "optimistic"),
+        default="peak-kv",
+        help="optimistic: whatever fits now comes in, and growth preempts; for comparison only",
+    )
+    group.add_argument(
+        "--controller",
+        default="",
+        help=f"{' | '.join(CONTROLLERS)}, or module:factory of a Controller; asked at every scrape",
+    )
     group.add_argument("--scrape-interval", type=float, default=5.0, help="seconds (default: %(default)s)")
-    add_report(parser)
+    group.add_argument(
+        "--prefix-caching", choices=("on", "off"), default="on", help="as the runtime's own (default: %(default)s)"
+    )
+    add_guard(parser)
 
 
 def run(options: argparse.Namespace) -> str:
     """Returns the text for the terminal. How long it took goes to stderr: a report has no wall clock in it."""
     requests = load_of_options(options).requests()
     spec = _fleet_spec(options, requests[-1].arrival_s if requests else 0.0)
-    controller = _controller(options.controller)
+    controller = _controller(options)
     started_s = process_time()
     with _rare_collection():
         outcome = Fleet(spec, controller).run(requests)
@@ -63,16 +78,26 @@ def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec
     if options.pods < 1 or options.scrape_interval <= 0:
         raise SpecError(f"--pods {options.pods} must be 1 or more, --scrape-interval {options.scrape_interval} above 0")
     limits = limits_of_options(options)
-    shape = PodShape(limits, options.num_blocks, is_static=options.batching == "static")
+    shape = PodShape(
+        limits,
+        options.num_blocks,
+        is_static=options.batching == "static",
+        is_optimistic=options.admission == "optimistic",
+        enable_prefix_caching=options.prefix_caching == "on",
+        guard=guard_of_options(options),
+    )
     faults = draw_faults(parse_fault_counts(options.faults), options.pods, last_arrival_s, options.seed)
     script = read_script(options.limits_script, limits) if options.limits_script else None
     return FleetSpec(shape, read_costs(options.costs), options.pods, faults, script, options.scrape_interval)
 
 
-def _controller(name: str) -> Controller | None:
-    """Named, not imported: a controller may know the operator, this package does not."""
+def _controller(options: argparse.Namespace) -> Controller | None:
+    """A built-in one, or one that is named, not imported: it may know the operator, this package does not."""
+    name = options.controller
     if not name:
         return None
+    if name in CONTROLLERS:
+        return CONTROLLERS[name](lines_of_options(options).get(Line.ITL, DEFAULT_ITL_MS))
     module, _, factory = name.partition(":")
     try:
         made: Controller = getattr(import_module(module), factory)()
@@ -103,6 +128,7 @@ def _say_speed(outcome: Outcome, cpu_s: float) -> None:
 
 
 def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> Report:
+    guard = {"guard": outcome.guard_log.to_json()} if outcome.guard_log else {}
     return build_report(
         outcome.ledger,
         slo_of_options(options),
@@ -112,6 +138,8 @@ def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> R
         fleet={
             "pods": spec.num_pods,
             "batching": options.batching,
+            "admission": options.admission,
+            "prefix_caching": options.prefix_caching,
             "num_blocks": spec.shape.num_blocks,
             "block_size": spec.shape.block_size,
             "limits": spec.shape.limits.model_dump(by_alias=True),
@@ -127,6 +155,8 @@ def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> R
             else 0,
             "kv_use_percent": outcome.series.kv_use_percent(),
             "kv_waste_percent": outcome.series.kv_waste_percent(),
+            "prefix_hit_percent": outcome.prefix_hit_percent,
         },
+        **guard,
         series=series_json(outcome.series),
     )

@@ -53,13 +53,17 @@ class LatencyHistogram:
                 return min(_middle_s(bucket), self.largest_s)
         return None
 
+    @property
+    def mean_ms(self) -> float | None:
+        """Milliseconds; None without samples."""
+        return 1000 * self.total_s / self.num_samples if self.num_samples else None
+
     def summary(self) -> Mapping[str, float | int | None]:
         """Milliseconds, rounded to a microsecond."""
-        mean_s = self.total_s / self.num_samples if self.num_samples else None
         largest_s = self.largest_s if self.num_samples else None
         return {
             "num_samples": self.num_samples,
-            "mean_ms": _ms(mean_s),
+            "mean_ms": None if self.mean_ms is None else round(self.mean_ms, 3),
             "p50_ms": _ms(self.quantile(0.50)),
             "p95_ms": _ms(self.quantile(0.95)),
             "p99_ms": _ms(self.quantile(0.99)),

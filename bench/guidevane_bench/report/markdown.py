@@ -8,6 +8,8 @@ from guidevane_bench.report.build import Report
 LATENCIES = ("ttft", "itl", "tpot", "queue_wait", "e2e")
 MAX_TENANTS = 50
 """Rows of the tenant table; the JSON has them all."""
+MAX_MOVES = 40
+"""Rows of the table of the guard's moves; the JSON has them all."""
 
 
 def to_markdown(report: Report) -> str:
@@ -19,6 +21,8 @@ def to_markdown(report: Report) -> str:
         "## Latency, ms\n\n" + table(("", "samples", "mean", "p50", "p95", "p99", "max"), _latency_rows(figures)),
         "## How requests ended\n\n" + table(("end", "requests"), figures["ends"].items()),
     ]
+    if "guard" in report:
+        parts.append("## Guard\n\n" + _guard(report["guard"]))
     if len(report["tenants"]) > 1:
         parts.append("## Tenants\n\n" + _tenants(report["tenants"]))
     return "\n\n".join(parts) + "\n"
@@ -48,6 +52,16 @@ def _summary(report: Report) -> str:
 
 def _latency_rows(figures: Mapping[str, Any]) -> list[list[Any]]:
     return [[name.replace("_", " "), *figures[name].values()] for name in LATENCIES]
+
+
+def _guard(guard: Mapping[str, Any]) -> str:
+    """Time per level, then the first moves, each with its reason."""
+    shares = [(f"time at level {level}, %", share) for level, share in guard["share_of_time_percent"].items()]
+    summary = [*shares, ("moves", len(guard["moves"])), ("longest recovery, s", guard["recovery_s"])]
+    if guard["dry_run"]:
+        summary.append(("dry run", "nothing was changed"))
+    moves = [(move["time_s"], move["pod"], move["level"], move["reason"]) for move in guard["moves"][:MAX_MOVES]]
+    return table(("", ""), summary) + "\n\n" + table(("time, s", "pod", "level", "move"), moves)
 
 
 def _tenants(tenants: Mapping[str, Any]) -> str:

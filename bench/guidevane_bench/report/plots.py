@@ -21,6 +21,8 @@ def draw(report: Report, folder: Path) -> list[Path]:
     drawn = [_latencies(report, folder / "latency.svg")]
     if report.get("series"):
         drawn.append(_series(report, folder / "series.svg"))
+    if report.get("guard"):
+        drawn.append(_guard(report, folder / "guard.svg"))
     return drawn
 
 
@@ -52,6 +54,21 @@ def _series(report: Report, path: Path) -> Path:
     for axes in (upper, lower):
         axes.legend()
         axes.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return path
+
+
+def _guard(report: Report, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    points = list(report["guard"]["highest_level"])
+    last_s, last_level = points[-1]
+    points.append((max(last_s, report["duration_s"]), last_level))
+    figure, axes = pyplot.subplots(figsize=SIZE_INCHES)
+    axes.step([time_s for time_s, _ in points], [level for _, level in points], where="post")
+    axes.set(xlabel="seconds", ylabel="highest level of any pod", title="guard")
+    axes.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
     return path

@@ -33,6 +33,7 @@ class PodSample:
     """Latencies since the last scrape that succeeded."""
     num_ended: int
     """Requests that ended on it since the run began."""
+    guard_level: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ class Rejection(StrEnum):
     QUEUED_TOKENS = "token_budget"
     CONTEXT_LENGTH = "context_length"
     NEVER_FITS = "memory"
+    LONG_CONTEXT = "long_context"
     NO_POD = "no_pod"
 
 
@@ -32,7 +33,13 @@ class Reported(NamedTuple):
 
 
 def find_rejection(
-    request: LoadRequest, live: Collection[Entry], reported: Reported, limits: SchedulerLimits, pool: BlockPool
+    request: LoadRequest,
+    live: Collection[Entry],
+    reported: Reported,
+    limits: SchedulerLimits,
+    pool: BlockPool,
+    *,
+    refuses_long_context: bool = False,
 ) -> Rejection | None:
     """Why a pod that holds `live` refuses one more; None when it does not."""
     running = reported.num_running if reported.num_waiting else max(limits.max_num_seqs, reported.num_running)
@@ -48,4 +55,6 @@ def find_rejection(
     queued = sum(entry.request.num_prompt_tokens for entry in live if not entry.num_tokens)
     if queued and queued + prompt > limits.max_queued_tokens:
         return Rejection.QUEUED_TOKENS
+    if refuses_long_context and live and prompt > limits.long_context_threshold_tokens:
+        return Rejection.LONG_CONTEXT
     return None

@@ -15,14 +15,18 @@ from guidevane_bench.simulator.control import Controller, FleetSample, LimitsOrd
 from guidevane_bench.simulator.costs import CostModel
 from guidevane_bench.simulator.door import Rejection, find_rejection
 from guidevane_bench.simulator.faults import Fault, FaultKind
+from guidevane_bench.simulator.guard_log import GuardLog
 from guidevane_bench.simulator.ledger import End, Ledger, PodMeter
 from guidevane_bench.simulator.pod import PodShape, SimPod
+from guidevane_bench.simulator.pod_guard import TICK_S
 from guidevane_bench.simulator.router import LeastLoadedRouter
 from guidevane_bench.simulator.series import Series, SeriesPoint
 from guidevane_bench.workload.request import LoadRequest
 
 EMPTY_PLAN_S = 1e-3
 """An engine whose plan came out empty plans again at once, and planning takes about this long."""
+MAX_COOL_DOWN_S = 3600.0
+"""How long guards may take to be back at normal after the last request; what takes longer is told as not recovered."""
 
 
 class EventKind(IntEnum):
@@ -34,6 +38,7 @@ class EventKind(IntEnum):
     FAULT_END = 3
     LIMITS = 4
     SCRAPE = 5
+    GUARD = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,10 @@ class Outcome:
     """Time in steps, summed over pods."""
     num_scheduler_preemptions: int
     num_recomputed_tokens: int
+    prefix_hit_percent: float | None = None
+    """Of the prompt tokens that were looked up in a prefix cache; None: none was."""
+    guard_log: GuardLog | None = None
+    """None: the guard was off."""
 
 
 @dataclass(slots=True)
@@ -87,6 +96,13 @@ class _Totals:
     busy_s: float = 0.0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
+    num_prefix_queried_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+
+    @property
+    def prefix_hit_percent(self) -> float | None:
+        queried = self.num_prefix_queried_tokens
+        return round(100 * self.num_prefix_hit_tokens / queried, 3) if queried else None
 
     def add(self, pod: SimPod) -> None:
         stats = pod.stats(0.0)
@@ -94,6 +110,8 @@ class _Totals:
         self.busy_s += pod.busy_s
         self.num_preemptions += stats.num_preemptions
         self.num_recomputed_tokens += stats.num_recomputed_tokens
+        self.num_prefix_queried_tokens += stats.num_prefix_queried_tokens
+        self.num_prefix_hit_tokens += stats.num_prefix_hit_tokens
 
 
 Event = tuple[float, int, EventKind, int, int]
@@ -115,6 +133,7 @@ class Fleet:
     _totals: _Totals = field(default_factory=_Totals)
     _router: LeastLoadedRouter = field(default_factory=lambda: LeastLoadedRouter(0))
     _series: Series = field(default_factory=Series)
+    _guard_log: GuardLog | None = None
 
     def run(self, requests: Sequence[LoadRequest]) -> Outcome:
         """Play the whole load and let everything end."""
@@ -129,15 +148,18 @@ class Fleet:
         for slot in self._slots:
             if slot.pod:
                 self._totals.add(slot.pod)
-        totals = self._totals
+        totals, ended_s = self._totals, self.now_s
+        self._cool_down()
         return Outcome(
             self.ledger,
             self._series,
-            self.now_s,
+            ended_s,
             totals.num_steps,
             totals.busy_s,
             totals.num_preemptions,
             totals.num_recomputed_tokens,
+            totals.prefix_hit_percent,
+            self._guard_log,
         )
 
     def _start(self) -> None:
@@ -152,6 +174,9 @@ class Fleet:
             if at_s > 0:
                 self._push(at_s, EventKind.LIMITS)
         self._push(spec.scrape_interval_s, EventKind.SCRAPE)
+        if spec.shape.guard:
+            self._guard_log = GuardLog(spec.shape.guard)
+            self._push(TICK_S, EventKind.GUARD)
 
     def _new_pod(self, slowdown: float) -> SimPod:
         """A restarted pod reads the limits of the hour, as a container does from its mounted ConfigMap."""
@@ -186,6 +211,9 @@ class Fleet:
         elif kind == EventKind.LIMITS:
             assert self.spec.script is not None, "a change of limits came from no script"
             self._order(self.spec.script.order_at(at_s))
+        elif kind == EventKind.GUARD:
+            self._tick_guards()
+            self._push(at_s + TICK_S, EventKind.GUARD)
         else:
             self._scrape()
 
@@ -204,7 +232,16 @@ class Fleet:
             self.ledger.close(request_id, End.REJECTED, self.now_s, Rejection.NO_POD)
             return
         entry.pod = number
-        why = find_rejection(request, pod.live.values(), pod.reported, pod.limits, pod.scheduler.pool)
+        why = find_rejection(
+            request,
+            pod.live.values(),
+            pod.reported,
+            pod.limits,
+            pod.scheduler.pool,
+            refuses_long_context=pod.refuses_long_context,
+        )
+        if pod.guard:
+            pod.guard.hear_door(why, self.now_s)
         if why is not None:
             self.ledger.close(request_id, End.REJECTED, self.now_s, why)
             return
@@ -243,11 +280,11 @@ class Fleet:
         self._plan(number, life)
 
     def _listen(self, number: int, slot: PodSlot, pod: SimPod) -> None:
-        for request_id, _ in self.ledger.take(pod.take_outputs(), self.now_s, pod.meter):
+        for request_id, _ in self.ledger.take(pod.take_outputs(self.now_s), self.now_s, pod.meter):
             del pod.live[request_id]
             slot.num_ended += 1
             self._router.ended(number)
-        pod.report()
+        pod.report(self.now_s)
 
     # ---------------------------------------------------------------------------------------------------- faults
 
@@ -287,6 +324,8 @@ class Fleet:
             entry.pod = number
         self._totals.add(pod)
         self._router.take_out(number)
+        if self._guard_log is not None:
+            self._guard_log.forget(number, self.now_s)
         slot.pod = None
         slot.life += 1
 
@@ -297,6 +336,20 @@ class Fleet:
         for slot in self._slots:
             if slot.pod:
                 slot.pod.set_limits(order.limits, order.mode)
+
+    def _tick_guards(self) -> None:
+        log = self._guard_log
+        for number, slot in enumerate(self._slots):
+            pod = slot.pod
+            if pod and pod.guard and log is not None:
+                log.note(number, self.now_s, pod.tick_guard(pod.guard, self.now_s))
+
+    def _cool_down(self) -> None:
+        """Nothing is left but the guards: tick until they are back at normal. Time of the run has ended before."""
+        give_up_s = self.now_s + MAX_COOL_DOWN_S
+        while self._guard_log is not None and self._guard_log.level and self.now_s < give_up_s:
+            self.now_s += TICK_S
+            self._tick_guards()
 
     def _scrape(self) -> None:
         self._sample()
@@ -312,7 +365,8 @@ class Fleet:
         if pod is None or slot.num_metrics_gaps or pod.meter is None:
             return None
         meter, pod.meter = pod.meter, PodMeter()
-        return PodSample(number, pod.stats(self.now_s), meter, slot.num_ended)
+        level = pod.guard.level if pod.guard else 0
+        return PodSample(number, pod.stats(self.now_s), meter, slot.num_ended, level)
 
     def _sample(self) -> None:
         pods = [slot.pod for slot in self._slots if slot.pod]

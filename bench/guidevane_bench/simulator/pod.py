@@ -7,10 +7,14 @@ from guidevane_api.limits import MAX_TOKENS, SchedulerLimits
 from guidevane_bench.simulator.costs import CostModel, load_of
 from guidevane_bench.simulator.door import Reported
 from guidevane_bench.simulator.ledger import Entry, PodMeter
+from guidevane_bench.simulator.pod_guard import PodGuard
 from guidevane_bench.workload.request import LoadRequest
+from guidevane_runtime.core.admission import OutputForecast
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision
 from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, Submit
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
+from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
 
 TOKEN = SampledToken(0)
@@ -27,6 +31,18 @@ class PodShape:
     """Positions of the model; unbounded, as limits bound it anyway."""
     is_static: bool = False
     """Static batching, for comparison only: a batch comes in when the last one has ended, and nothing in between."""
+    enable_prefix_caching: bool = True
+    is_optimistic: bool = False
+    """Let in whatever fits now, for comparison only: no output is expected to get longer, so growth preempts."""
+    guard: GuardConfig | None = None
+    """None: it is off."""
+
+
+class NoGrowth(OutputForecast):
+    """Expects every output to be complete as it is."""
+
+    def num_more_tokens(self, num_so_far: int) -> int:
+        return 0
 
 
 class SimPod:
@@ -34,7 +50,17 @@ class SimPod:
 
     def __init__(self, shape: PodShape, costs: CostModel, limits: SchedulerLimits, meter: PodMeter | None) -> None:
         pool = BlockPool(shape.num_blocks, shape.block_size)
-        self.scheduler = Scheduler(pool, limits, max_model_len=shape.max_model_len, eos_token_ids=frozenset())
+        self.scheduler = Scheduler(
+            pool,
+            limits,
+            max_model_len=shape.max_model_len,
+            eos_token_ids=frozenset(),
+            prefix_cache=PrefixCache(pool, is_enabled=shape.enable_prefix_caching),
+            forecast=NoGrowth() if shape.is_optimistic else None,
+        )
+        self.guard = PodGuard(Guard(shape.guard)) if shape.guard else None
+        self.refuses_long_context = False
+        self._target = limits
         self.live: dict[str, Entry] = {}
         self.reported = Reported(0, 0)
         self.is_plan_due = False
@@ -53,6 +79,7 @@ class SimPod:
 
     @property
     def limits(self) -> SchedulerLimits:
+        """In force: what it was told, as its guard leaves it."""
         return self.scheduler.limits.target
 
     def stats(self, now_s: float) -> EngineStats:
@@ -69,6 +96,20 @@ class SimPod:
             self._held.append(submit)
 
     def set_limits(self, limits: SchedulerLimits, mode: ShrinkMode) -> None:
+        self._target = limits
+        self._obey(self.guard.obeyed(limits) if self.guard else limits, mode)
+
+    def tick_guard(self, guard: PodGuard, now_s: float) -> GuardDecision:
+        """What the server does once a second."""
+        if not self.is_stepping:
+            guard.hear_kv_use(self.scheduler.pool, now_s)
+        decision = guard.tick(now_s, self._target, self.stats(now_s))
+        self.refuses_long_context = decision.effect.refuses_long_context
+        if decision.effect.limits != self.limits:
+            self._obey(decision.effect.limits, ShrinkMode.DRAIN)
+        return decision
+
+    def _obey(self, limits: SchedulerLimits, mode: ShrinkMode) -> None:
         epoch = self.scheduler.limits.epoch + 1
         self.scheduler.set_limits(SetLimits(limits, epoch, LimitsSource.SPEC, mode))
 
@@ -94,13 +135,18 @@ class SimPod:
         self._batch = None
         self.scheduler.apply(batch, StepOutput(tuple([TOKEN if seq.samples else None for seq in batch.seqs])))
 
-    def report(self) -> None:
+    def report(self, now_s: float) -> None:
         """What the server learns from the step's statistics, and goes by until the next."""
+        if self.guard:
+            self.guard.hear_kv_use(self.scheduler.pool, now_s)
         num_running = len(self.scheduler.running)
         self.reported = Reported(num_running, len(self.live) - num_running)
 
-    def take_outputs(self) -> tuple[RequestOutput, ...]:
-        return self.scheduler.take_outputs()
+    def take_outputs(self, now_s: float) -> tuple[RequestOutput, ...]:
+        outputs = self.scheduler.take_outputs()
+        if self.guard:
+            self.guard.hear_outputs(outputs, self.live, now_s)
+        return outputs
 
     def _release_batch(self, now_s: float) -> None:
         """As many as may run at once; those that waited too long go in too, and the scheduler ends them."""

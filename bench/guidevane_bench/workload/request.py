@@ -5,8 +5,8 @@ from dataclasses import dataclass
 PREFIX_BLOCK_TOKENS = 512
 """Tokens that one prefix id of a Mooncake trace stands for."""
 
-UNIQUE_MARK = 1 << 40
-"""Above every prefix id: a token id that no other request has."""
+UNIQUE_MARK = 1 << 31
+"""Above every prefix id, and room for as many requests in 32 bits: a token id that no other request has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,13 @@ class Scheduler:
         prefix_cache: PrefixCache | None = None,
         constraints: Sequence[PlanConstraint] = (),
         speculation: Speculation | None = None,
+        forecast: OutputForecast | None = None,
     ) -> None:
         """max_model_len is what the model has positions for; limits may be tighter, never wider.
 
         Without a prefix cache no block is shared, without constraints the model runner has room for whatever blocks
-        and limits allow, without speculation there are no drafts.
+        and limits allow, without speculation there are no drafts. The forecast says how long outputs get; by default it
+        learns that.
         """
         self.pool = pool
         self.prefix_cache = prefix_cache or PrefixCache(pool, is_enabled=False)
@@ -68,7 +70,7 @@ class Scheduler:
         self._in_flight: frozenset[str] = frozenset()
         self._fenced: list[BlockTable] = []
         self._outputs = Outputs()
-        self._forecast = OutputForecast()
+        self._forecast = forecast or OutputForecast()
         self._num_steps = 0
         self._num_preemptions = 0
         self._num_recomputed_tokens = 0

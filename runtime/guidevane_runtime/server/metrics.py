@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from guidevane_api.admin import LimitsSource
 from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.batch_bounds import Bounds, memory_aware_cap
 from guidevane_runtime.core.guard import GuardDecision
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, StepReport
@@ -72,6 +73,7 @@ class ServerMetrics:
         self._make_latencies()
         self._make_ours()
         self._seen = EngineStats()
+        self._estimate: int | None = None
         self.on_sample: Callable[[Line, float], None] = lambda line, value: None
         """Hears every sample of a protection line: ms, or percent."""
 
@@ -154,6 +156,12 @@ class ServerMetrics:
             "guidevane_preempted_tokens_recomputed", "Tokens computed again after a preemption."
         )
         self._restarts = self.counter("guidevane_engine_restarts", "Starts of the engine after the first.")
+        self._estimated_max_num_seqs = Gauge(
+            "guidevane_estimated_max_num_seqs",
+            "Requests whose KV blocks would fill the cache, by the size of those that ran when some waited last.",
+            _LABELS,
+            registry=self.registry,
+        )
         self._guard_level = self.gauge("guidevane_guard_level", "Steps by which the guard gives way; 0 is normal.")
         breached = Gauge(
             "guidevane_guard_line_breached",
@@ -169,6 +177,7 @@ class ServerMetrics:
     def engine_ready(self, ready: EngineReady) -> None:
         """The engine started: its cache configuration and an empty block pool."""
         self._seen = EngineStats()
+        self._forget_estimate()
         self._cache_info.clear()
         self._cache_info.labels(
             **self._labels,
@@ -182,6 +191,7 @@ class ServerMetrics:
 
     def engine_lost(self) -> None:
         """The engine died: nothing runs, waits or holds a block."""
+        self._forget_estimate()
         self._set_gauges(EngineStats())
 
     def engine_restarted(self) -> None:
@@ -196,6 +206,7 @@ class ServerMetrics:
         self._prefix_queries.inc(max(0, stats.num_prefix_queried_tokens - seen.num_prefix_queried_tokens))
         self._prefix_hits.inc(max(0, stats.num_prefix_hit_tokens - seen.num_prefix_hit_tokens))
         self._seen = stats
+        self._estimate_max_num_seqs(stats)
         if report.effective is not None:
             self.limits_effective(report.effective)
         if stats.num_blocks_total:
@@ -296,6 +307,17 @@ class ServerMetrics:
         self._blocks_used.set(stats.num_blocks_used)
         self._blocks_cached.set(stats.num_blocks_cached)
         self._blocks_free.set(total - stats.num_blocks_used - stats.num_blocks_cached)
+
+    def _estimate_max_num_seqs(self, stats: EngineStats) -> None:
+        """Absent until requests have waited behind others that ran: unknown is not 0."""
+        estimate = memory_aware_cap(stats, self._estimate, Bounds(1, stats.num_blocks_total))
+        if estimate is not None and estimate != self._estimate:
+            self._estimated_max_num_seqs.labels(**self._labels).set(estimate)
+        self._estimate = estimate
+
+    def _forget_estimate(self) -> None:
+        self._estimate = None
+        self._estimated_max_num_seqs.clear()
 
     def _observe(self, histogram: Histogram, line: Line, seconds: float) -> None:
         histogram.observe(seconds)

@@ -173,3 +173,26 @@ def test_buckets_have_an_edge_at_the_default_slo_and_at_small_values(
 
 def test_count_buckets_are_1_2_5_decades() -> None:
     assert count_buckets(600) == (1, 2, 5, 10, 20, 50, 100, 200, 500)
+
+
+ESTIMATE = "guidevane_estimated_max_num_seqs"
+BUSY = EngineStats(num_running=4, num_waiting=1, num_blocks_total=100, num_blocks_used=20)
+
+
+def estimate(metrics: ServerMetrics) -> float | None:
+    return metrics.registry.get_sample_value(ESTIMATE, {"model_name": "m", "engine": "0"})
+
+
+def test_estimated_concurrency_is_absent_until_requests_wait_behind_others(metrics: ServerMetrics) -> None:
+    metrics.step(StepReport(1.0, stats=EngineStats(num_running=4, num_blocks_total=100, num_blocks_used=20)))
+    assert estimate(metrics) is None
+    metrics.step(StepReport(2.0, stats=BUSY))
+    assert estimate(metrics) == 19
+    metrics.step(StepReport(3.0, stats=EngineStats(num_blocks_total=100)))
+    assert estimate(metrics) == 19
+
+
+def test_estimated_concurrency_goes_with_the_engine_it_was_seen_on(metrics: ServerMetrics) -> None:
+    metrics.step(StepReport(1.0, stats=BUSY))
+    metrics.engine_lost()
+    assert estimate(metrics) is None

@@ -1,0 +1,58 @@
+"""The guard of one simulated pod: the core's own, unchanged, fed with what its server feeds it, at the same moments."""
+
+from collections.abc import Iterable, Mapping
+
+from guidevane_api.limits import SchedulerLimits
+from guidevane_bench.simulator.door import Rejection
+from guidevane_bench.simulator.ledger import Entry
+from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.guard import Guard, GuardDecision, Sample
+from guidevane_runtime.core.guard_steps import Line
+from guidevane_runtime.core.messages import EngineStats, FinishReason, RequestOutput
+
+TICK_S = 1.0
+"""As in the server."""
+
+OVERLOAD = frozenset((Rejection.QUEUE_FULL, Rejection.QUEUED_TOKENS, Rejection.LONG_CONTEXT))
+"""Refusals that say something of the load; waiting for too long is one more."""
+
+
+class PodGuard:
+    """Listens to one pod; what it decides is for the pod to obey."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    @property
+    def level(self) -> int:
+        return self._guard.level
+
+    def obeyed(self, target: SchedulerLimits) -> SchedulerLimits:
+        """What is left of the target limits as things stand."""
+        return self._guard.effect(target).limits
+
+    def tick(self, now_s: float, target: SchedulerLimits, stats: EngineStats) -> GuardDecision:
+        return self._guard.tick(now_s, target, stats.oldest_waiting_s)
+
+    def hear_door(self, why: Rejection | None, now_s: float) -> None:
+        """A request was let in (None) or refused."""
+        if why is None or why in OVERLOAD:
+            self._observe(Line.REJECTS, now_s, 100.0 if why else 0.0)
+
+    def hear_outputs(self, outputs: Iterable[RequestOutput], live: Mapping[str, Entry], now_s: float) -> None:
+        """What a step brought, before it is noted on the entries."""
+        for output in outputs:
+            entry = live[output.request_id]
+            if output.finish_reason is FinishReason.TIMEOUT:
+                self._observe(Line.REJECTS, now_s, 100.0)
+            elif entry.num_tokens:
+                self._observe(Line.ITL, now_s, 1000 * (now_s - entry.last_token_s))
+            elif output.first_scheduled_s is not None:
+                self._observe(Line.QUEUE_WAIT, now_s, 1000 * (output.first_scheduled_s - entry.request.arrival_s))
+                self._observe(Line.TTFT, now_s, 1000 * (now_s - entry.request.arrival_s))
+
+    def hear_kv_use(self, pool: BlockPool, now_s: float) -> None:
+        self._observe(Line.KV_USE, now_s, 100 * pool.num_used / pool.num_blocks)
+
+    def _observe(self, line: Line, now_s: float, value: float) -> None:
+        self._guard.observe(Sample(line, now_s, value))
