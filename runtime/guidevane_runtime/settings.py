@@ -66,6 +66,9 @@ class RuntimeSettings(BaseSettings):
     """File with the bearer token of the admin port."""
     limits_file: Path | None = None
     """JSON of the start-up limits, for example {"maxNumSeqs": 16}. What it leaves out has its default."""
+    tenants_file: Path | None = None
+    """JSON of who shares the server: tenants with weight, caps and key digests, and the shares of the two classes. A
+    change is live. Default: no tenants, and no key is asked for."""
     envelope_max_num_seqs: Count = 256
     """Upper bound of limits.maxNumSeqs."""
     envelope_max_num_batched_tokens: Tokens = 8192
@@ -153,7 +156,16 @@ class RuntimeSettings(BaseSettings):
         try:
             return PartialLimits.model_validate_json(self.limits_file.read_bytes())
         except (OSError, ValidationError) as error:
-            raise StartError(f"can't read --limits-file {self.limits_file}: {_sentence(error)}") from error
+            raise StartError(f"can't read --limits-file {self.limits_file}: {sentence(error)}") from error
+
+    def read_tenants_file(self) -> bytes:
+        """The tenants file as it is now; without one, that of nobody."""
+        if self.tenants_file is None:
+            return b"{}"
+        try:
+            return self.tenants_file.read_bytes()
+        except OSError as error:
+            raise StartError(f"can't read --tenants-file {self.tenants_file}: {error}") from error
 
     def read_admin_token(self) -> str | None:
         """The admin port's token; None: no admin port."""
@@ -189,7 +201,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
     try:
         return CliApp.run(RuntimeSettings, cli_args=list(arguments))
     except ValidationError as error:
-        raise StartError(f"settings are not valid: {_sentence(error)}") from error
+        raise StartError(f"settings are not valid: {sentence(error)}") from error
 
 
 def _refuse_misspelt_environment(environment: Mapping[str, str]) -> None:
@@ -203,7 +215,8 @@ def _refuse_misspelt_environment(environment: Mapping[str, str]) -> None:
             raise StartError(f"environment variable {variable} is no setting of the runtime; {ENV_PREFIX}{meant[0]} is")
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """What is wrong, field by field where a model found it; without the value, which may be a secret."""
     if not isinstance(error, ValidationError):
         return str(error)
     found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]

@@ -1,17 +1,20 @@
-"""One pod: the real scheduler, what is in its mailbox, and the step that is under way."""
+"""One pod: the real door and the real scheduler, what is in its mailbox, and the step that is under way."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import MAX_TOKENS, SchedulerLimits
 from guidevane_bench.simulator.costs import CostModel, load_of
-from guidevane_bench.simulator.door import Reported
 from guidevane_bench.simulator.ledger import Entry, PodMeter
 from guidevane_bench.workload.request import LoadRequest
 from guidevane_runtime.core.block_pool import BlockPool
-from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, Submit
+from guidevane_runtime.core.door import AdmissionGate, Capacity, Reported
+from guidevane_runtime.core.leases import Lease, Standing
+from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, SetTenants, Submit
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
 from guidevane_runtime.core.scheduler import Scheduler
+from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy
 
 TOKEN = SampledToken(0)
 
@@ -25,6 +28,7 @@ class PodShape:
     block_size: int = 16
     max_model_len: int = MAX_TOKENS
     """Positions of the model; unbounded, as limits bound it anyway."""
+    tenants: TenantPolicy = EQUAL_TERMS
     is_static: bool = False
     """Static batching, for comparison only: a batch comes in when the last one has ended, and nothing in between."""
 
@@ -32,11 +36,23 @@ class PodShape:
 class SimPod:
     """Started anew after it died: nothing of the old one is left."""
 
-    def __init__(self, shape: PodShape, costs: CostModel, limits: SchedulerLimits, meter: PodMeter | None) -> None:
+    def __init__(
+        self,
+        shape: PodShape,
+        costs: CostModel,
+        limits: SchedulerLimits,
+        clock: Callable[[], float],
+        meter: PodMeter | None,
+    ) -> None:
+        """clock: virtual time, for the door."""
         pool = BlockPool(shape.num_blocks, shape.block_size)
         self.scheduler = Scheduler(pool, limits, max_model_len=shape.max_model_len, eos_token_ids=frozenset())
+        self.scheduler.set_tenants(SetTenants(shape.tenants, epoch=1))
+        self.door = AdmissionGate(limits=lambda: self.limits, clock=clock, policy=lambda: shape.tenants)
+        self.door.engine_ready(Capacity(shape.num_blocks, shape.block_size), load_s=0.0)
         self.live: dict[str, Entry] = {}
-        self.reported = Reported(0, 0)
+        self._leases: dict[str, Lease] = {}
+        self._unreported = Reported()
         self.is_plan_due = False
         self.slowdown = 1.0
         """Step times are multiplied by it: a neighbour on the same host, or a clock that is throttled."""
@@ -59,10 +75,12 @@ class SimPod:
         return self.scheduler.stats(now_s)
 
     def submit(self, request_id: str, request: LoadRequest, entry: Entry) -> None:
-        """Mail that comes during a step counts from the next one on, as in the engine."""
+        """Mail that comes during a step counts from the next one on, as in the engine. Raises Refused at the door."""
+        standing = Standing(request.arrival_s, request.tenant)
+        lease = self.door.admit(standing, request.num_prompt_tokens, request.num_output_tokens)
         params = SamplingParams(max_tokens=request.num_output_tokens, seed=0, temperature=0.0, ignore_eos=True)
-        submit = Submit(request_id, request.prompt_token_ids(), params, request.arrival_s)
-        self.live[request_id] = entry
+        submit = Submit(request_id, request.prompt_token_ids(), params, request.arrival_s, tenant=request.tenant)
+        self.live[request_id], self._leases[request_id] = entry, lease
         if self._held is None:
             self.scheduler.submit(submit)
         else:
@@ -82,7 +100,9 @@ class SimPod:
         if not batch.seqs:
             return None
         self._batch = batch
-        step_s = self._costs.seconds(load_of(batch)) * self.slowdown
+        load = load_of(batch)
+        step_s = self._costs.seconds(load) * self.slowdown
+        self._unreported = Reported(num_prompt_tokens=load.num_prefill_tokens, step_s=step_s)
         self.num_steps += 1
         self.busy_s += step_s
         return now_s + step_s
@@ -96,11 +116,20 @@ class SimPod:
 
     def report(self) -> None:
         """What the server learns from the step's statistics, and goes by until the next."""
-        num_running = len(self.scheduler.running)
-        self.reported = Reported(num_running, len(self.live) - num_running)
+        num_running, step = len(self.scheduler.running), self._unreported
+        self.door.observe(Reported(num_running, len(self.live) - num_running, step.num_prompt_tokens, step.step_s))
+        self._unreported = Reported()
 
     def take_outputs(self) -> tuple[RequestOutput, ...]:
-        return self.scheduler.take_outputs()
+        """What happened to requests; the leases of those that ended are given back."""
+        outputs = self.scheduler.take_outputs()
+        for output in outputs:
+            if output.new_token_ids:
+                self._leases[output.request_id].start()
+            if output.finish_reason is not None:
+                del self.live[output.request_id]
+                self._leases.pop(output.request_id).release()
+        return outputs
 
     def _release_batch(self, now_s: float) -> None:
         """As many as may run at once; those that waited too long go in too, and the scheduler ends them."""

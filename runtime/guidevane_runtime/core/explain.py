@@ -43,7 +43,8 @@ class _View:
         self._gate = scheduler.memory_gate()
         waiting = scheduler.waiting
         self._positions = {request: i for i, request in enumerate(waiting, start=1)}
-        self._head = next((request for request in waiting if scheduler.has_lane(request, self._lanes)), None)
+        in_turn = (request for request in waiting if not scheduler.is_paused(request))
+        self._head = next((request for request in in_turn if scheduler.has_lane(request, self._lanes)), None)
 
     def explanation(self, request: Request, now_s: float) -> Explanation:
         held = self._hold_running(request) if request.state is RequestState.RUNNING else self._hold_waiting(request)
@@ -70,6 +71,8 @@ class _View:
 
     def _hold_waiting(self, request: Request) -> Held:
         """What holds everybody, then the prefill lanes, which each request meets for itself, then the first in line."""
+        if self._scheduler.is_paused(request):
+            return Held(Hold.OFFLINE_PAUSED, "the guard holds offline work back while anything runs")
         held = self._hold_all(request) or self._hold_at_lanes(request)
         if held is not None:
             return held

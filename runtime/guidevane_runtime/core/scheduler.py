@@ -281,6 +281,10 @@ class Scheduler:
         self.prefix_cache.look(request)
         return lanes.has_room_for(request)
 
+    def is_paused(self, request: Request) -> bool:
+        """Whether it waits because its class is in a pause."""
+        return self._waiting.is_paused(request)
+
     def _may_admit(self, step: StepPlan) -> bool:
         """An idle engine always may. After a preemption, this step and the next one bring in nobody."""
         if not self._waiting or step.budget.is_spent:

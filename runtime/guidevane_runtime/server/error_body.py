@@ -84,8 +84,8 @@ def code_of(error: GuidevaneError) -> str:
 
 def _headers(error: GuidevaneError) -> dict[str, str]:
     """What a client's library obeys without reading the body."""
-    if error.status == 503:
-        return {"Retry-After": str(getattr(error, "retry_after_s", RESTART_ESTIMATE_S))}
+    if error.status in (429, 503):
+        return {"Retry-After": str(error.retry_after_s or RESTART_ESTIMATE_S)}
     if error.status == 504:
         # SDKs retry a 504 by themselves, which adds load just when there is too much of it.
         return {"x-should-retry": "false"}

@@ -5,7 +5,9 @@ import logging
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
+from guidevane_runtime.core.door import Refused
 from guidevane_runtime.errors import GuidevaneError, ServerError
+from guidevane_runtime.server.admission import refusal_error
 from guidevane_runtime.server.error_body import HttpError, error_response, log_failure
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.tracing import IDS, RequestIds
@@ -44,7 +46,7 @@ async def add_ids(request: web.Request, response: web.StreamResponse) -> None:
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
-        return await handler(request)
+        return await _mapped(request, handler)
     except GuidevaneError as error:
         log_failure(request, error)
         return error_response(request, error)
@@ -58,6 +60,13 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         ids = request[IDS]
         logger.exception("handler failed", extra={"request_id": ids.request_id, "trace_id": ids.trace_id})
         return error_response(request, ServerError("an unexpected error; quote the request id when you report it"))
+
+
+async def _mapped(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as refused:
+        raise refusal_error(refused) from refused
 
 
 def _hung_up(request: web.Request) -> web.Response:

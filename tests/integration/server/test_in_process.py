@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from guidevane_api.limits import Envelope, SchedulerLimits
+from guidevane_runtime.core.door import AdmissionGate
 from guidevane_runtime.core.fake_runner import FakeRunner
 from guidevane_runtime.core.guard import Guard, GuardConfig, Sample
 from guidevane_runtime.core.guard_steps import Line
@@ -24,13 +25,14 @@ from guidevane_runtime.core.plan import ScheduledBatch, StepOutput
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.engine.local import thread_launcher
 from guidevane_runtime.errors import EngineUnavailable
-from guidevane_runtime.server.admission import AdmissionGate
 from guidevane_runtime.server.api.admin import AdminToken
 from guidevane_runtime.server.app import create_admin_app, create_app
+from guidevane_runtime.server.bodies import BodyReader
 from guidevane_runtime.server.guard_watch import tick, watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
+from guidevane_runtime.server.tenants_keeper import TenantsKeeper
 from guidevane_runtime.server.text.tokenizer import SpecialTokens, Tokenizer
 
 TOKEN = "t"
@@ -175,6 +177,8 @@ async def house(guard: Guard | None = None) -> AsyncIterator[House]:
             template=None,
             gate=AdmissionGate(limits=lambda: limits.in_force, clock=clock),
             limits=limits,
+            tenants=TenantsKeeper(),
+            bodies=BodyReader(clock),
             metrics=metrics,
             pool=pool,
             hang_after_s=30.0,

@@ -77,7 +77,7 @@ def test_full_queue_refuses_with_its_reason(play: Play, burst: Burst, limits_of:
     [
         (LoadRequest(1, 0.0, 60, 5), {"max_queued_tokens": 64}, "token_budget"),
         (LoadRequest(1, 0.0, 60, 5), {"max_prompt_tokens": 59}, "context_length"),
-        (LoadRequest(1, 0.0, 60, 5), {"max_output_tokens": 4}, "context_length"),
+        (LoadRequest(1, 0.0, 60, 5), {"max_output_tokens": 4}, "validation"),
         (LoadRequest(1, 0.0, 60, 5), {"max_model_len": 64}, "context_length"),
         (LoadRequest(1, 0.0, 160, 5), {}, "memory"),
     ],

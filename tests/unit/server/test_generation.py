@@ -7,9 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.door import AdmissionGate, Capacity
+from guidevane_runtime.core.leases import Standing
 from guidevane_runtime.core.messages import AbortCause, RequestOutput, SamplingParams, Submit
 from guidevane_runtime.engine.stream import RequestStream
-from guidevane_runtime.server.admission import AdmissionGate, Capacity
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.generation import Generation
 from guidevane_runtime.server.live_requests import LiveRequests
@@ -36,7 +37,7 @@ class Engine:
 
 def make_services(engine: Engine) -> Services:
     gate = AdmissionGate(limits=SchedulerLimits, clock=lambda: 0.0)
-    gate.capacity = Capacity(num_blocks=100, block_size=16)
+    gate.engine_ready(Capacity(num_blocks=100, block_size=16), load_s=0.0)
     metrics = ServerMetrics(CollectorRegistry(), "tiny", 100)
     parts: Any = types.SimpleNamespace(
         engine=engine, gate=gate, metrics=metrics, clock=lambda: 0.0, live=LiveRequests()
@@ -52,8 +53,9 @@ async def test_a_choice_that_we_fail_on_is_no_longer_run_by_the_engine(tokenizer
     engine = Engine(RequestOutput("", (1,)))
     services = make_services(engine)
     choice = Damaged(0, (1,), SamplingParams(max_tokens=100, seed=1), tokenizer)
+    leases = services.gate.enter(Standing())
     with pytest.raises(ZeroDivisionError):
-        async with Generation(services, [choice], services.gate.enter(1), arrival_s=0.0, client_id="c") as generation:
+        async with Generation(services, [choice], leases, client_id="c") as generation:
             await generation.next()
     assert engine.aborted == [AbortCause.CANCELLED]
     assert services.gate.num_live == 0
