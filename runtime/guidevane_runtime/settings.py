@@ -156,16 +156,7 @@ class RuntimeSettings(BaseSettings):
         try:
             return PartialLimits.model_validate_json(self.limits_file.read_bytes())
         except (OSError, ValidationError) as error:
-            raise StartError(f"can't read --limits-file {self.limits_file}: {sentence(error)}") from error
-
-    def read_tenants_file(self) -> bytes:
-        """The tenants file as it is now; without one, that of nobody."""
-        if self.tenants_file is None:
-            return b"{}"
-        try:
-            return self.tenants_file.read_bytes()
-        except OSError as error:
-            raise StartError(f"can't read --tenants-file {self.tenants_file}: {error}") from error
+            raise StartError(f"can't read --limits-file {self.limits_file}: {sentence_of(error)}") from error
 
     def read_admin_token(self) -> str | None:
         """The admin port's token; None: no admin port."""
@@ -201,7 +192,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
     try:
         return CliApp.run(RuntimeSettings, cli_args=list(arguments))
     except ValidationError as error:
-        raise StartError(f"settings are not valid: {sentence(error)}") from error
+        raise StartError(f"settings are not valid: {sentence_of(error)}") from error
 
 
 def _refuse_misspelt_environment(environment: Mapping[str, str]) -> None:
@@ -215,8 +206,8 @@ def _refuse_misspelt_environment(environment: Mapping[str, str]) -> None:
             raise StartError(f"environment variable {variable} is no setting of the runtime; {ENV_PREFIX}{meant[0]} is")
 
 
-def sentence(error: Exception) -> str:
-    """What is wrong, field by field where a model found it; without the value, which may be a secret."""
+def sentence_of(error: Exception) -> str:
+    """An error of a file or of a model in one line, without the value that is wrong: it may be a secret."""
     if not isinstance(error, ValidationError):
         return str(error)
     found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]

@@ -85,13 +85,13 @@ class Tenant(Flow):
         return self.lanes[RequestClass.OFFLINE]
 
     @property
-    def has_room(self) -> bool:
-        return self.max_in_flight is None or len(self.running) < self.max_in_flight
+    def is_at_cap(self) -> bool:
+        return self.max_in_flight is not None and len(self.running) >= self.max_in_flight
 
     @property
     def may_be_served(self) -> bool:
         """At its cap a tenant counts as one that has nothing waiting: it gathers no credit there. So in a pause."""
-        return self.has_room and any(lane.may_be_served for lane in self.lanes.values())
+        return not self.is_at_cap and any(lane.may_be_served for lane in self.lanes.values())
 
     def obey(self, terms: TenantTerms, policy: TenantPolicy) -> None:
         self.weight = terms.weight

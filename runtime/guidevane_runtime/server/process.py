@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from guidevane_api.limits import SchedulerLimits, limit_violations
+from guidevane_api.pod_files import TenantsFile
 from guidevane_runtime.core.door import AdmissionGate
 from guidevane_runtime.core.guard import Guard, Sample
 from guidevane_runtime.core.messages import EngineFailed, StepReport
@@ -31,6 +32,7 @@ from guidevane_runtime.server.tenants_keeper import TenantsKeeper
 from guidevane_runtime.server.tenants_watch import watch_tenants
 from guidevane_runtime.server.text.chat_template import ChatTemplate
 from guidevane_runtime.server.text.tokenizer import load_tokenizer
+from guidevane_runtime.server.watched_file import WatchedFile
 from guidevane_runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -162,7 +164,8 @@ def build_services(
     template = ChatTemplate(tokenizer.chat_template, tokenizer.special) if tokenizer.chat_template else None
     guard = Guard(settings.guard_config) if settings.guard_config else None
     limits = _limits_keeper(settings, guard, clock)
-    tenants = TenantsKeeper(settings.read_tenants_file)
+    watched = WatchedFile(settings.tenants_file, "--tenants-file", TenantsFile) if settings.tenants_file else None
+    tenants = TenantsKeeper(watched)
     gate = AdmissionGate(limits=lambda: limits.in_force, clock=clock, policy=lambda: tenants.policy)
     metrics = ServerMetrics(
         CollectorRegistry(), settings.model_name, settings.envelope_max_model_len or limits.startup.max_model_len

@@ -5,17 +5,14 @@ It holds digests of keys and no key. Without a file, or with no tenant in it, ev
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-
-from pydantic import ValidationError
 
 from guidevane_api.pod_files import TenantsFile
 from guidevane_runtime.core.door import Refused, Rejection
 from guidevane_runtime.core.messages import SetTenants
 from guidevane_runtime.core.tenants import TenantPolicy, policy_of
-from guidevane_runtime.errors import StartError
-from guidevane_runtime.settings import sentence
+from guidevane_runtime.server.watched_file import WatchedFile
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +23,10 @@ EVERYBODY = ""
 class TenantsKeeper:
     """The file as it was last good, and the terms that the engine is to obey."""
 
-    def __init__(self, read: Callable[[], bytes] = lambda: b"{}") -> None:
-        """read: the file as it is now. Raises StartError when it can't be read or is not valid."""
-        self._read = read
-        self._raw = read()
-        self._complaint: tuple[bytes, str] | None = None
-        self.file = _parse(self._raw)
+    def __init__(self, watched: WatchedFile[TenantsFile] | None = None) -> None:
+        """Raises StartError for a file that can't be read or is not valid."""
+        self._watched = watched
+        self.file = watched.read() if watched else TenantsFile()
         self.policy = policy_of(self.file)
         self._names = _names_by_digest(self.file)
         self._epoch = 1
@@ -49,23 +44,15 @@ class TenantsKeeper:
     @property
     def is_file_good(self) -> bool:
         """Whether the file as it is now is what is obeyed."""
-        return self._complaint is None
+        return self._watched is None or self._watched.is_good
 
     def reload(self) -> bool:
-        """Look at the file again. True: there are new terms or keys. A bad file changes nothing, and is logged once."""
-        raw = b""
-        try:
-            raw = self._read()
-            file = self.file if raw == self._raw else _parse(raw)
-        except StartError as error:
-            self._complain(raw, error.message)
+        """Look at the file again. True: there are new terms or keys. A bad file changes nothing."""
+        file = self._watched.changed() if self._watched else None
+        if file is None or file == self.file:
             return False
-        self._complaint = None
-        if raw == self._raw:
-            return False
-        old, self.file, self._raw = self.file, file, raw
-        self._names = _names_by_digest(file)
-        logger.info("tenants changed", extra=_changes(old, file))
+        logger.info("tenants changed", extra=_changes(self.file, file))
+        self.file, self._names = file, _names_by_digest(file)
         self._set(replace(policy_of(file), pauses_offline=self.policy.pauses_offline))
         return True
 
@@ -90,18 +77,6 @@ class TenantsKeeper:
     def _set(self, policy: TenantPolicy) -> None:
         self.policy = policy
         self._epoch += 1
-
-    def _complain(self, raw: bytes, why: str) -> None:
-        if self._complaint != (raw, why):
-            logger.warning("the tenants file is not obeyed; the last good one stays", extra={"reason": why})
-        self._complaint = raw, why
-
-
-def _parse(raw: bytes) -> TenantsFile:
-    try:
-        return TenantsFile.model_validate_json(raw)
-    except ValidationError as error:
-        raise StartError(f"the tenants file is not valid: {sentence(error)}") from error
 
 
 def _names_by_digest(file: TenantsFile) -> dict[str, str]:
