@@ -13,6 +13,9 @@ from prometheus_client.registry import Collector
 from guidevane_runtime.core.door import Rejection
 from guidevane_runtime.core.leases import Held
 
+OWN_CAPS = (Rejection.TENANT_CONCURRENCY, Rejection.TENANT_TOKENS)
+"""Reasons whose series are there from the start; others come with the first refusal."""
+
 
 @dataclass(slots=True)
 class TenantTotals:
@@ -20,7 +23,7 @@ class TenantTotals:
 
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
-    rejections: Counter[Rejection] = field(default_factory=Counter)
+    rejections: Counter[Rejection] = field(default_factory=lambda: Counter(dict.fromkeys(OWN_CAPS, 0)))
 
 
 class TenantMetrics(Collector):

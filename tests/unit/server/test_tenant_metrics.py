@@ -62,7 +62,8 @@ def test_refusals_are_counted_for_their_tenant_by_reason(house: House) -> None:
     house.metrics.rejected(Rejection.TENANT_CONCURRENCY, "a")
     house.metrics.rejected(Rejection.AUTH)
     assert house.rejections("a", Rejection.TENANT_CONCURRENCY) == 1
-    assert house.rejections("b", Rejection.TENANT_CONCURRENCY) is None
+    assert house.rejections("b", Rejection.TENANT_CONCURRENCY) == 0
+    assert house.rejections("a", Rejection.QUEUE_FULL) is None
     total = house.metrics.registry.get_sample_value
     labels = {"model_name": "m", "engine": "0", "reason": "auth"}
     assert total("guidevane_admission_rejections_total", labels) == 1
@@ -77,4 +78,4 @@ def test_a_tenant_that_is_listed_no_more_is_gone_with_its_last_request(house: Ho
     assert house.values("a") == (None,) * 4
     assert house.rejections("a", Rejection.TENANT_CONCURRENCY) is None
     house.listed = ["a", "b"]
-    assert house.rejections("a", Rejection.TENANT_CONCURRENCY) is None
+    assert house.rejections("a", Rejection.TENANT_CONCURRENCY) == 0
