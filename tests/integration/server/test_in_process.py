@@ -344,6 +344,46 @@ async def test_long_prompts_are_refused_beside_others_and_let_in_alone() -> None
         assert await opened.metric(rejections) == 1
 
 
+async def test_offline_work_is_held_back_while_the_guard_says_so_and_not_refused() -> None:
+    guard = Guard(GuardConfig({Line.TTFT: 100.0}))
+    offline = {"json": {"prompt": "a", "max_tokens": 1}, "headers": {"X-Request-Class": "offline", "X-Request-Id": "o"}}
+    async with house(guard) as opened:
+        await opened.tick(guard, Line.TTFT, 300.0, 22)
+        async with opened.running("a"):
+            post = asyncio.create_task(opened.serving.post("/v1/completions", **offline))
+            await until(lambda: opened.services.stats.num_waiting == 1)
+            _, body = await opened.ask("/admin/requests/o")
+            (one,) = body["requests"]
+            assert (one["state"], one["class"], one["heldBackBy"]["limit"]) == ("waiting", "offline", "offlinePaused")
+            assert (await opened.ask("/admin/tenants"))[1]["offlinePaused"]
+            async with opened.serving.post("/v1/completions", json=offline["json"]) as response:
+                assert response.status == 200
+            await opened.tick(guard, Line.TTFT, 10.0, 60)
+            async with await post as response:
+                assert response.status == 200
+
+
+async def test_an_uploads_flood_is_refused_with_a_wait_and_harms_nobody_afterwards(plain: House) -> None:
+    plain.services.bodies = BodyReader(plain.clock, max_bytes=10_000)
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{" + b" " * 5_000
+        await asyncio.Event().wait()
+
+    flood = [asyncio.create_task(plain.serving.post("/v1/completions", data=endless())) for _ in range(20)]
+    await until(lambda: sum(post.done() for post in flood) == 19)
+    for post in flood:
+        if not post.done():
+            post.cancel()
+            continue
+        response = await post
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "bodies_in_flight")
+        assert 1 <= int(response.headers["Retry-After"]) <= 120
+    await until(lambda: plain.services.bodies.num_bytes == 0)
+    async with plain.serving.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) as response:
+        assert response.status == 200
+
+
 async def test_a_dry_run_is_seen_and_not_felt() -> None:
     guard = Guard(GuardConfig({Line.ITL: 100.0, Line.TTFT: 100.0}, dry_run=True))
     async with house(guard) as opened:
