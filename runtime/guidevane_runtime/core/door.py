@@ -8,13 +8,16 @@ a limit. The gate knows limits, terms, leases and what the engine reported last;
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.leases import Held, Lease, Ledger, Standing
 from guidevane_runtime.core.pace import Pace
 from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy, TenantUse, cap_refusal
-from guidevane_runtime.core.waiting import due_of
+
+MAX_LOOKED_AT = 1024
+"""Requests of a tenant that one with a deadline is compared with: admission costs the same however many wait."""
 
 
 class Rejection(StrEnum):
@@ -198,7 +201,7 @@ class AdmissionGate:
         self._check_queued_tokens(added)
         self._check_tenant_tokens(standing.tenant, added)
         self._check_long_context(leases, max(prompt_tokens))
-        self._check_deadline(standing, added)
+        self._check_deadline(leases[0], added)
         for lease, num_tokens in zip(leases, prompt_tokens, strict=True):
             lease.charge(num_tokens)
 
@@ -300,11 +303,12 @@ class AdmissionGate:
                 self.long_context_pause_s,
             )
 
-    def _check_deadline(self, standing: Standing, added: int) -> None:
+    def _check_deadline(self, lease: Lease, added: int) -> None:
         """A first token after the deadline is of no use. Only where something waits, and the pace is known."""
-        if standing.deadline_s is None or not self.num_queued_tokens or not self._pace.is_known:
+        deadline_s = lease.standing.deadline_s
+        if deadline_s is None or not self.num_queued_tokens or not self._pace.is_known:
             return
-        left_s, ttft_s = standing.deadline_s - self._clock(), self._least_ttft_s(standing, added)
+        left_s, ttft_s = deadline_s - self._clock(), self._least_ttft_s(lease, added)
         if ttft_s > left_s:
             raise Refused(
                 Rejection.DEADLINE_UNREACHABLE,
@@ -313,21 +317,16 @@ class AdmissionGate:
                 ttft_s - left_s,
             )
 
-    def _least_ttft_s(self, standing: Standing, added: int) -> float:
-        """Behind what surely comes before it: of its own tenant and class, what is due earlier, at the tenant's share.
-
-        Linear in what the tenant has inside, and asked only for requests with a deadline.
-        """
-        due_s = _due_of(standing)
+    def _least_ttft_s(self, lease: Lease, added: int) -> float:
+        """Behind what surely comes before it: what is due earlier in its own tenant and class, at its tenant's share."""
+        tenant, request_class, due_s = lease.standing.tenant, lease.standing.request_class, lease.due_s
         ahead = [
-            lease.held
-            for lease in self._ledger.leases_of(standing.tenant)
-            if lease.held.num_queued_tokens
-            and lease.standing.request_class is standing.request_class
-            and _due_of(lease.standing) <= due_s
+            other.held.num_queued_tokens
+            for other in islice(self._ledger.leases_of(tenant), MAX_LOOKED_AT)
+            if other.due_s <= due_s and other.held.num_queued_tokens and other.standing.request_class is request_class
         ]
-        share, total = self._share_of(standing.tenant), self._ledger.total
-        num_tokens = min(sum(held.num_queued_tokens for held in ahead) / share, total.num_queued_tokens)
+        share, total = self._share_of(tenant), self._ledger.total
+        num_tokens = min(sum(ahead) / share, total.num_queued_tokens)
         num_requests = min(len(ahead) / share, total.num_waiting)
         num_free = max(0, self._limits().max_num_seqs - self._reported.num_running)
         return max(
@@ -351,7 +350,3 @@ class AdmissionGate:
 
     def _note_end(self) -> None:
         self._pace.request_ended(self._clock(), is_busy=self._reported.num_waiting > 0)
-
-
-def _due_of(standing: Standing) -> float:
-    return due_of(standing.arrival_s, standing.deadline_s, standing.priority)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from guidevane_runtime.core.tenants import RequestClass
+from guidevane_runtime.core.waiting import due_of
 
 
 class Standing(NamedTuple):
@@ -48,11 +49,13 @@ STARTED = Held(1)
 class Lease:
     """One place of one choice, from the door to its end."""
 
-    __slots__ = ("_ledger", "held", "standing")
+    __slots__ = ("_ledger", "due_s", "held", "standing")
 
     def __init__(self, ledger: "Ledger", standing: Standing) -> None:
         self._ledger = ledger
         self.standing = standing
+        self.due_s = due_of(standing.arrival_s, standing.deadline_s, standing.priority)
+        """Where it stands in the waiting room."""
         self.held = NOTHING
 
     def enter(self) -> None:

@@ -49,7 +49,7 @@ def play(costs: CostModel, limits_of: Callable[..., SchedulerLimits]) -> Callabl
     """Run a load on a fleet; keyword arguments are fields of FleetSpec and PodShape."""
 
     def play_it(requests: Sequence[LoadRequest], *, controller: Any = None, **given: Any) -> Outcome:
-        shape_names = ("limits", "num_blocks", "block_size", "is_static")
+        shape_names = ("limits", "num_blocks", "block_size", "is_static", "tenants")
         shape = {"limits": limits_of(), "num_blocks": 1000, **{k: given.pop(k) for k in shape_names if k in given}}
         return Fleet(FleetSpec(PodShape(**shape), **{"costs": costs, **given}), controller).run(requests)
 

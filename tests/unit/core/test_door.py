@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.door import AdmissionGate, Capacity, Refused, Rejection, Reported
+from guidevane_runtime.core.door import MAX_LOOKED_AT, AdmissionGate, Capacity, Refused, Rejection, Reported
 from guidevane_runtime.core.leases import Lease, Standing
 from guidevane_runtime.core.tenants import RequestClass, TenantPolicy, TenantTerms
 
@@ -354,6 +354,17 @@ def test_other_class_and_other_tenants_stand_in_the_way_by_their_share_only(meas
     # 500 tokens of its own before it, at a quarter of 1,000 tokens/s, and its own 500.
     assert refusal(lambda: measured.wait(500, due(2.4, "a"))).reason is Rejection.DEADLINE_UNREACHABLE
     measured.wait(500, due(2.6, "a"))
+
+
+def test_a_request_is_compared_with_a_bounded_number_of_those_before_it(measured: House) -> None:
+    measured.change(max_queued_requests=10_000)
+    for _ in range(MAX_LOOKED_AT + 1000):
+        measured.wait(1, Standing(0.0))
+    # It says 1.03 s where 2.03 s are right: too early rather than too late, as nobody is refused for it.
+    measured.learn_ends(0.0001)
+    measured.now_s = 100.0
+    measured.wait(1, due(1.1))
+    assert refusal(lambda: measured.wait(1, due(1.0))).reason is Rejection.DEADLINE_UNREACHABLE
 
 
 def test_a_lone_request_is_never_refused_for_its_deadline(measured: House) -> None:
