@@ -125,6 +125,14 @@ class AdmissionGate:
         """What a tenant has inside."""
         return self._ledger.of(tenant)
 
+    @property
+    def load_wait_s(self) -> float:
+        """Until an engine is there: what is left of a load like the last one, or as long again as it has taken."""
+        if self.capacity is not None:
+            return 0.0
+        elapsed_s = self._clock() - self._lost_at_s
+        return max(elapsed_s, self._load_s - elapsed_s)
+
     def drain(self, deadline_s: float) -> None:
         """Refuse everything from now on; `deadline_s` is when the process will be gone, on the gate's clock."""
         self._drain_deadline_s = deadline_s
@@ -150,9 +158,7 @@ class AdmissionGate:
             left_s = self._drain_deadline_s - self._clock()
             raise Refused(Rejection.DRAINING, "the server is shutting down; send this to another replica", left_s)
         if self.capacity is None:
-            raise Refused(
-                Rejection.NOT_READY, "the engine is not ready: the model is being loaded", self._load_wait_s()
-            )
+            raise Refused(Rejection.NOT_READY, "the engine is not ready: the model is being loaded", self.load_wait_s)
 
     def enter(self, standing: Standing, count: int = 1) -> list[Lease]:
         """Places for the choices of one body, all or none."""
@@ -318,7 +324,7 @@ class AdmissionGate:
             )
 
     def _least_ttft_s(self, lease: Lease, added: int) -> float:
-        """Behind what surely comes before it: what is due earlier in its own tenant and class, at its tenant's share."""
+        """Behind what surely comes before it: what is due earlier in its tenant and class, at the tenant's share."""
         tenant, request_class, due_s = lease.standing.tenant, lease.standing.request_class, lease.due_s
         ahead = [
             other.held.num_queued_tokens
@@ -340,13 +346,6 @@ class AdmissionGate:
         own = weights.get(tenant, 1)
         others = (name for name in self._ledger.tenants if name != tenant and self._ledger.of(name).num_waiting)
         return own / (own + sum(weights.get(name, 1) for name in others))
-
-    # ------------------------------------------------------------------------------------------------------- times
-
-    def _load_wait_s(self) -> float:
-        """What is left of a load like the last one; where none is known, as long again as it has taken."""
-        elapsed_s = self._clock() - self._lost_at_s
-        return max(elapsed_s, self._load_s - elapsed_s)
 
     def _note_end(self) -> None:
         self._pace.request_ended(self._clock(), is_busy=self._reported.num_waiting > 0)

@@ -46,17 +46,19 @@ ANSWERS: Mapping[Rejection, Answer] = {
 
 
 def refusal_error(refused: Refused) -> GuidevaneError:
-    """The error that the client gets to read. SDKs without a Retry-After retry at once, and three times as many come.
-
-    Never 0: at once is too early for anybody.
-    """
+    """The error that the client gets to read."""
     answer = ANSWERS[refused.reason]
     if refused.wait_s is None:
         return answer.error(refused.message, param=refused.param, code=answer.code)
-    seconds = min(max(1, math.ceil(refused.wait_s)), MAX_RETRY_AFTER_S)
+    seconds = retry_after_s(refused.wait_s)
     error = answer.error(f"{refused.message}; retry after {seconds} s", param=refused.param, code=answer.code)
     error.retry_after_s = seconds
     return error
+
+
+def retry_after_s(wait_s: float) -> int:
+    """An estimate in whole seconds. Without one SDKs retry at once, and three times as many come."""
+    return min(max(1, math.ceil(wait_s)), MAX_RETRY_AFTER_S)
 
 
 def rejection_reason(error: GuidevaneError | Refused) -> Rejection:

@@ -6,10 +6,11 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from guidevane_runtime.core.door import Refused
-from guidevane_runtime.errors import GuidevaneError, ServerError
-from guidevane_runtime.server.admission import refusal_error
+from guidevane_runtime.errors import EngineUnavailable, GuidevaneError, ServerError
+from guidevane_runtime.server.admission import refusal_error, retry_after_s
 from guidevane_runtime.server.error_body import HttpError, error_response, log_failure
 from guidevane_runtime.server.metrics import ServerMetrics
+from guidevane_runtime.server.services import SERVICES
 from guidevane_runtime.server.tracing import IDS, RequestIds
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,9 @@ async def _mapped(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except Refused as refused:
         raise refusal_error(refused) from refused
+    except EngineUnavailable as error:
+        error.retry_after_s = retry_after_s(request.app[SERVICES].gate.load_wait_s)
+        raise
 
 
 def _hung_up(request: web.Request) -> web.Response:
