@@ -218,3 +218,10 @@ def test_what_changed_is_logged_by_name_without_keys(file: File, caplog: pytest.
     (record,) = caplog.records
     assert (record.added, record.removed, record.changed) == ("d", "c", "b")  # type: ignore[attr-defined]
     assert digest("key-d") not in str(vars(record))
+
+
+def test_the_file_of_the_documentation_is_good(file: File) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "admission.md").read_text()
+    file.write(page.split("```json\n")[1].split("```")[0])
+    keeper = file.keeper()
+    assert [keeper.tenant_of(bearer("test")), keeper.tenant_of({})] == ["acme", "public"]
