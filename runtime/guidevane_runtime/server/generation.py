@@ -11,6 +11,7 @@ from guidevane_runtime.core.leases import Lease
 from guidevane_runtime.core.messages import AbortCause, CacheScope, RequestOutput, Submit
 from guidevane_runtime.engine.stream import RequestStream
 from guidevane_runtime.errors import EngineUnavailable, WaitedTooLong
+from guidevane_runtime.server.admission import rejection_reason
 from guidevane_runtime.server.choices import Choice, Delta
 from guidevane_runtime.server.metrics import RequestTimes
 from guidevane_runtime.server.services import Services
@@ -118,11 +119,18 @@ class Generation:
                 if self._take(output):
                     break
         except Exception as error:  # raised again where the handler waits
-            self._error = self._error or error
-            # Where the fault is ours, the engine still runs it.
-            self._services.engine.abort(stream.request_id, AbortCause.CANCELLED)
-            self._settle(stream.request_id, "abort" if isinstance(error, WaitedTooLong) else "error")
-            self._news.set()
+            self._give_up(stream.request_id, error)
+
+    def _give_up(self, request_id: str, error: Exception) -> None:
+        run = self._live.get(request_id)
+        # In the queue, and once per body: one that had begun to answer was not refused.
+        if isinstance(error, WaitedTooLong) and self._error is None and run and not run.choice.num_tokens:
+            self._services.metrics.rejected(rejection_reason(error), self.tenant)
+        self._error = self._error or error
+        # Where the fault is ours, the engine still runs it.
+        self._services.engine.abort(request_id, AbortCause.CANCELLED)
+        self._settle(request_id, "abort" if isinstance(error, WaitedTooLong) else "error")
+        self._news.set()
 
     def _take(self, output: RequestOutput) -> bool:
         """Take what a step brought. True: the choice has ended."""

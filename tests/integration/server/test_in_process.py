@@ -355,7 +355,10 @@ async def test_offline_work_is_held_back_while_the_guard_says_so_and_not_refused
             _, body = await opened.ask("/admin/requests/o")
             (one,) = body["requests"]
             assert (one["state"], one["class"], one["heldBackBy"]["limit"]) == ("waiting", "offline", "offlinePaused")
-            assert (await opened.ask("/admin/tenants"))[1]["offlinePaused"]
+            _, view = await opened.ask("/admin/tenants")
+            assert view["offlinePaused"]
+            # Without a file there is one tenant, without a name.
+            assert [(one["name"], one["numInFlight"], one["numKeys"]) for one in view["tenants"]] == [("", 2, 0)]
             async with opened.serving.post("/v1/completions", json=offline["json"]) as response:
                 assert response.status == 200
             await opened.tick(guard, Line.TTFT, 10.0, 60)

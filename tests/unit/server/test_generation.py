@@ -1,6 +1,7 @@
 """What happens to the engine's requests when something goes wrong on our side of the mailbox."""
 
 import types
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -9,8 +10,9 @@ from prometheus_client import CollectorRegistry
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.door import AdmissionGate, Capacity
 from guidevane_runtime.core.leases import Standing
-from guidevane_runtime.core.messages import AbortCause, RequestOutput, SamplingParams, Submit
+from guidevane_runtime.core.messages import AbortCause, FinishReason, RequestOutput, SamplingParams, Submit
 from guidevane_runtime.engine.stream import RequestStream
+from guidevane_runtime.errors import DeadlineExceeded, WaitedTooLong
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.generation import Generation
 from guidevane_runtime.server.live_requests import LiveRequests
@@ -28,7 +30,7 @@ class Engine:
 
     def submit(self, submit: Submit) -> RequestStream:
         stream = RequestStream(submit.request_id)
-        stream.put(RequestOutput(submit.request_id, self.output.new_token_ids))
+        stream.put(replace(self.output, request_id=submit.request_id))
         return stream
 
     def abort(self, request_id: str, cause: AbortCause) -> None:
@@ -43,6 +45,36 @@ def make_services(engine: Engine) -> Services:
         engine=engine, gate=gate, metrics=metrics, clock=lambda: 0.0, live=LiveRequests()
     )
     return cast(Services, parts)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "why", "error", "refused"),
+    [
+        ((), "", WaitedTooLong, {"timeout": 1}),
+        ((), "the deadline passed", DeadlineExceeded, {"deadline_exceeded": 1}),
+        ((1,), "the deadline passed", DeadlineExceeded, {}),
+    ],
+)
+async def test_what_times_out_is_refused_once_per_body_unless_it_had_begun_to_answer(
+    tokenizer: Tokenizer, tokens: tuple[int, ...], why: str, error: type[WaitedTooLong], refused: dict[str, int]
+) -> None:
+    timeout = RequestOutput("", finish_reason=FinishReason.TIMEOUT, error=why)
+    services = make_services(Engine(timeout))
+    choices = [Choice(i, (1,), SamplingParams(max_tokens=100, seed=1), tokenizer) for i in range(3)]
+    for choice in choices:
+        choice.feed(RequestOutput("", tokens))
+    with pytest.raises(error):
+        async with Generation(services, choices, services.gate.enter(Standing(), 3), client_id="c") as generation:
+            await generation.next()
+    assert counted(services.metrics, "guidevane_admission_rejections_total", "reason") == refused
+    assert counted(services.metrics, "vllm:request_success_total", "finished_reason") == {"abort": 3}
+    assert services.gate.num_live == 0
+
+
+def counted(metrics: ServerMetrics, name: str, label: str) -> dict[str, float]:
+    """Samples above 0, by label."""
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples if sample.name == name]
+    return {sample.labels[label]: sample.value for sample in samples if sample.value}
 
 
 async def test_a_choice_that_we_fail_on_is_no_longer_run_by_the_engine(tokenizer: Tokenizer) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 
 from guidevane_runtime.core.leases import Lease
-from guidevane_runtime.errors import DeadlineExceeded, InvalidRequest, WaitedTooLong
-from guidevane_runtime.server.admission import rejection_reason
+from guidevane_runtime.errors import InvalidRequest
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.generation import Generation
 from guidevane_runtime.server.jobs import Job, read_chat, read_completion
@@ -122,11 +121,6 @@ async def _generate(
             return await answer_whole(generation, shape)
     except (asyncio.CancelledError, ConnectionError):
         services.metrics.client_gone()
-        raise
-    except WaitedTooLong as error:
-        is_late_in_answer = isinstance(error, DeadlineExceeded) and any(one.num_tokens for one in generation.choices)
-        if not is_late_in_answer:
-            services.metrics.rejected(rejection_reason(error), generation.tenant)
         raise
     finally:
         services.metrics.answer_ended(job.sampling.n, max(choice.num_tokens for choice in generation.choices))
