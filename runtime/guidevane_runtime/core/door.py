@@ -164,7 +164,7 @@ class AdmissionGate:
         """Places for the choices of one body, all or none."""
         self.check_open()
         self._check_size(standing.tenant, count)
-        self._check_queue(count)
+        self._check_queue(standing.tenant, count)
         self._check_tenant_places(standing.tenant, count)
         if not self.num_live:
             self._pace.begin(self._clock())
@@ -204,7 +204,7 @@ class AdmissionGate:
     def charge(self, leases: Sequence[Lease], prompt_tokens: Sequence[int]) -> None:
         """Add the prompt tokens of leases just entered, of one body: all, or none and Refused."""
         standing, added = leases[0].standing, sum(prompt_tokens)
-        self._check_queued_tokens(added)
+        self._check_queued_tokens(standing.tenant, added)
         self._check_tenant_tokens(standing.tenant, added)
         self._check_long_context(leases, max(prompt_tokens))
         self._check_deadline(leases[0], added)
@@ -243,8 +243,9 @@ class AdmissionGate:
         message = f"this asks for {count} choices, {message}; send fewer at once"
         raise Refused(Rejection.VALIDATION, message, param="n")
 
-    def _check_queue(self, count: int) -> None:
-        excess = self.num_live + count - self._room()
+    def _check_queue(self, tenant: str, count: int) -> None:
+        room = self._open_to(tenant, self._room(), self._ledger.of(tenant).num_live + count)
+        excess = self.num_live + count - room
         if excess > 0:
             raise Refused(
                 Rejection.QUEUE_FULL,
@@ -279,14 +280,15 @@ class AdmissionGate:
                 f"{self.capacity.num_tokens}; shorten the prompt or give the runtime more KV cache",
             )
 
-    def _check_queued_tokens(self, added: int) -> None:
+    def _check_queued_tokens(self, tenant: str, added: int) -> None:
         """One body alone may be above the limit: it would never come in otherwise."""
         queued, limit = self.num_queued_tokens, self._limits().max_queued_tokens
-        if queued and queued + added > limit:
+        room = self._open_to(tenant, limit, self._ledger.of(tenant).num_queued_tokens + added)
+        if queued and queued + added > room:
             raise Refused(
                 Rejection.QUEUED_TOKENS,
                 f"{queued} prompt tokens wait, this adds {added}, limits.maxQueuedTokens is {limit}",
-                self._pace.wait_for_prefill_s(queued + added - limit),
+                self._pace.wait_for_prefill_s(queued + added - room),
             )
 
     def _check_tenant_tokens(self, tenant: str, added: int) -> None:
@@ -297,6 +299,18 @@ class AdmissionGate:
             excess = queued + added - terms.max_queued_tokens
             wait_s = self._pace.wait_for_prefill_s(excess / self._share_of(tenant))
             raise Refused(Rejection.TENANT_TOKENS, why, wait_s)
+
+    def _open_to(self, tenant: str, total: int, wanted: int) -> int:
+        """What a tenant may fill of all places or tokens.
+
+        One above its share leaves the last tenth to the others: a hog that comes back at once would have each place
+        that gets free.
+        """
+        weights = {terms.name: terms.weight for terms in self._policy().tenants}
+        own = weights.setdefault(tenant, 1)
+        everybody = sum(weights.values())
+        is_hog = own < everybody and wanted * everybody > total * own
+        return total - total // 10 if is_hog else total
 
     def _check_long_context(self, leases: Sequence[Lease], longest: int) -> None:
         """A long prompt that would be alone is let in, so nobody is locked out."""

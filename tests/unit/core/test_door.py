@@ -158,6 +158,29 @@ def test_all_choices_of_a_tenant_come_in_or_none() -> None:
     assert len(house.enter(A, 5)) == 5
 
 
+def test_a_hog_leaves_the_last_tenth_of_the_places_to_tenants_below_their_share() -> None:
+    house = House(TenantTerms("a"), TenantTerms("b"), max_num_seqs=20, max_queued_requests=80)
+    house.enter(A, 90)
+    assert refusal(lambda: house.enter(A)).reason is Rejection.QUEUE_FULL
+    house.enter(B, 10)
+    assert refusal(lambda: house.enter(B)).reason is Rejection.QUEUE_FULL
+    assert house.gate.num_live == 100
+
+
+def test_a_tenant_by_itself_has_all_places() -> None:
+    house = House(TenantTerms("a"), max_num_seqs=20, max_queued_requests=80)
+    house.enter(A, 100)
+    assert refusal(lambda: house.enter(A)).reason is Rejection.QUEUE_FULL
+
+
+def test_a_tenants_share_of_the_places_is_that_of_its_weight() -> None:
+    house = House(TenantTerms("a", weight=19), TenantTerms("b"), max_num_seqs=20, max_queued_requests=80)
+    house.enter(B, 3)
+    house.enter(A, 95)
+    assert refusal(lambda: house.enter(A)).reason is Rejection.QUEUE_FULL
+    house.enter(B, 2)
+
+
 def test_more_choices_than_a_tenants_cap_are_no_overload() -> None:
     house = House(TenantTerms("a", max_in_flight=4))
     found = refusal(lambda: house.enter(A, 5))
@@ -264,6 +287,15 @@ def test_queued_tokens_of_a_tenant_have_a_cap_and_a_reason_of_their_own() -> Non
     assert found.reason is Rejection.TENANT_TOKENS
     assert "tenant 'a' would have 110 prompt tokens waiting, its maxQueuedTokens is 100" in str(found)
     house.wait(20, B)
+
+
+def test_a_hog_leaves_the_last_tenth_of_the_tokens_to_tenants_below_their_share() -> None:
+    house = House(TenantTerms("a"), TenantTerms("b"), max_queued_tokens=1000)
+    house.wait(500, A)
+    house.wait(400, A)
+    assert refusal(lambda: house.wait(1, A)).reason is Rejection.QUEUED_TOKENS
+    house.wait(100, B)
+    assert refusal(lambda: house.wait(1, B)).reason is Rejection.QUEUED_TOKENS
 
 
 def test_a_tenant_alone_may_be_above_its_cap_of_tokens() -> None:
