@@ -280,7 +280,7 @@ async def test_a_deadline_that_passes_in_the_queue_is_504_with_its_own_code(clie
 async def test_a_deadline_that_passes_in_mid_answer_is_an_event_of_the_stream(client: Any) -> None:
     before = await client.metrics()
     body = {**LONG, "stream": True}
-    headers = key_of("a", **{"X-Deadline-Ms": "400"})
+    headers = key_of("a", **{"X-Deadline-Ms": "2000"})
     async with client.session.post(f"{client.runtime.url}/v1/completions", json=body, headers=headers) as response:
         events = [line.removeprefix("data: ") for line in (await response.text()).split("\n\n") if line]
     assert response.status == 200
@@ -363,7 +363,7 @@ async def wait_for_status(client: Any, name: str, wanted: int) -> None:
 
 async def test_a_change_of_the_file_holds_at_once_and_harms_no_stream(client: Any, file: TenantsFile) -> None:
     async def stream() -> list[Any]:
-        body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         headers = key_of("b")
         async with client.session.post(f"{client.runtime.url}/v1/completions", json=body, headers=headers) as response:
             return (await response.text()).split("\n\n")
