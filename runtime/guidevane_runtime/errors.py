@@ -11,6 +11,7 @@ GuidevaneError
     ├── Overloaded              503
     ├── EngineUnavailable       503
     ├── WaitedTooLong           504
+    │   └── DeadlineExceeded    504
     └── StartError              500, fatal: a restart does not help
         ├── ModelLoadError
         │   ├── ModelNotFound   the path is missing, or holds no model
@@ -28,6 +29,8 @@ class GuidevaneError(Exception):
     """Root of the tree. `status` is the HTTP status of the reply, `str(error)` its message."""
 
     status = 500
+    retry_after_s: int | None = None
+    """When another try is worth it, where that is known."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -92,6 +95,13 @@ class WaitedTooLong(ServerError):
     """waitingTimeoutMilliseconds passed before the first step."""
 
     status = 504
+
+
+class DeadlineExceeded(WaitedTooLong):
+    """The request's own deadline passed, before its first step or later."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="deadline_exceeded")
 
 
 class StartError(ServerError):

@@ -66,6 +66,9 @@ class RuntimeSettings(BaseSettings):
     """File with the bearer token of the admin port."""
     limits_file: Path | None = None
     """JSON of the start-up limits, for example {"maxNumSeqs": 16}. What it leaves out has its default."""
+    tenants_file: Path | None = None
+    """JSON of who shares the server: tenants with weight, caps and key digests, and the shares of the two classes. A
+    change is live. Default: no tenants, and no key is asked for."""
     envelope_max_num_seqs: Count = 256
     """Upper bound of limits.maxNumSeqs."""
     envelope_max_num_batched_tokens: Tokens = 8192
@@ -153,7 +156,7 @@ class RuntimeSettings(BaseSettings):
         try:
             return PartialLimits.model_validate_json(self.limits_file.read_bytes())
         except (OSError, ValidationError) as error:
-            raise StartError(f"can't read --limits-file {self.limits_file}: {_sentence(error)}") from error
+            raise StartError(f"can't read --limits-file {self.limits_file}: {sentence_of(error)}") from error
 
     def read_admin_token(self) -> str | None:
         """The admin port's token; None: no admin port."""
@@ -189,7 +192,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
     try:
         return CliApp.run(RuntimeSettings, cli_args=list(arguments))
     except ValidationError as error:
-        raise StartError(f"settings are not valid: {_sentence(error)}") from error
+        raise StartError(f"settings are not valid: {sentence_of(error)}") from error
 
 
 def _refuse_misspelt_environment(environment: Mapping[str, str]) -> None:
@@ -203,7 +206,8 @@ def _refuse_misspelt_environment(environment: Mapping[str, str]) -> None:
             raise StartError(f"environment variable {variable} is no setting of the runtime; {ENV_PREFIX}{meant[0]} is")
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
+    """An error of a file or of a model in one line, without the value that is wrong: it may be a secret."""
     if not isinstance(error, ValidationError):
         return str(error)
     found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]

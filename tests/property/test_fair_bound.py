@@ -61,8 +61,8 @@ def terms_st(name: str, caps: st.SearchStrategy[int | None]) -> st.SearchStrateg
     return st.builds(TenantTerms, st.just(name), weight=st.integers(1, 4), max_in_flight=caps)
 
 
-def policy_st(caps: st.SearchStrategy[int | None]) -> st.SearchStrategy[TenantPolicy]:
-    return st.builds(TenantPolicy, st.tuples(*(terms_st(name, caps) for name in NAMES)))
+def policy_st(caps: st.SearchStrategy[int | None], pauses: st.SearchStrategy[bool]) -> st.SearchStrategy[TenantPolicy]:
+    return st.builds(TenantPolicy, st.tuples(*(terms_st(name, caps) for name in NAMES)), pauses_offline=pauses)
 
 
 burst_st = st.builds(
@@ -77,8 +77,14 @@ burst_st = st.builds(
 )
 
 
-def workload_st(caps: st.SearchStrategy[int | None], min_blocks: int = 8) -> st.SearchStrategy[Workload]:
-    changes = st.lists(st.tuples(st.integers(0, 60), policy_st(caps)), min_size=1, max_size=3)
+NEVER = st.just(False)
+
+
+def workload_st(
+    caps: st.SearchStrategy[int | None], min_blocks: int = 8, pauses: st.SearchStrategy[bool] = NEVER
+) -> st.SearchStrategy[Workload]:
+    policies = policy_st(caps, pauses)
+    changes = st.lists(st.tuples(st.integers(0, 60), policies), min_size=1, max_size=3)
     return st.builds(
         Workload,
         bursts=st.lists(burst_st, min_size=2, max_size=12),
@@ -176,6 +182,7 @@ class Rig:
                 self.serve(seq.request_id, INPUT_PRICE * self.arrivals[seq.request_id].num_prompt)
             self.reached[seq.request_id] = max(self.reached[seq.request_id], seq.start + len(seq.token_ids))
         self.check_caps(before)
+        self.check_pause(before)
         self.scheduler.apply(batch, self.runner.execute(batch))
         self.hear()
         self.services.note(self.backlogged())
@@ -211,14 +218,27 @@ class Rig:
             cap = self.policy.terms_of(name).max_in_flight
             assert cap is None or self.running_of(name) <= cap
 
+    def check_pause(self, before: set[str]) -> None:
+        """Offline work comes in only where it is alone."""
+        running = self.scheduler.running
+        newcomers = [request.submit.request_class for request in running if request.request_id not in before]
+        if self.policy.pauses_offline and RequestClass.OFFLINE in newcomers:
+            assert len(running) == 1
+
+    def may_be_served(self, tenant: str) -> bool:
+        """Whether only slots hold it back."""
+        cap = self.policy.terms_of(tenant).max_in_flight
+        has_room = cap is None or self.running_of(tenant) < cap
+        classes = {r.submit.request_class for r in self.scheduler._waiting if r.submit.tenant == tenant}
+        is_paused = self.policy.pauses_offline and classes == {RequestClass.OFFLINE} and bool(self.scheduler.running)
+        return has_room and not is_paused
+
     def check_work_conservation(self, num_planned: int) -> None:
-        """In a pool and a budget that everything fits into, only slots and caps hold anybody back."""
+        """In a pool and a budget that everything fits into, only slots, caps and a pause hold anybody back."""
         if self.load.num_blocks < 40 or self.load.token_budget < 60:
             return
         if len(self.scheduler.running) < self.load.max_num_seqs and num_planned < self.load.token_budget:
-            for name in self.backlogged():
-                cap = self.policy.terms_of(name).max_in_flight
-                assert cap is not None and self.running_of(name) >= cap
+            assert not any(self.may_be_served(name) for name in self.backlogged())
 
 
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "150"))
@@ -233,8 +253,8 @@ def test_two_backlogged_tenants_are_served_within_the_bound(load: Workload) -> N
 
 
 @settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
-@given(load=workload_st(st.integers(1, 2), min_blocks=40))
-def test_caps_hold_no_room_is_wasted_and_the_books_are_closed_at_the_end(load: Workload) -> None:
+@given(load=workload_st(st.integers(1, 2), min_blocks=40, pauses=st.booleans()))
+def test_caps_and_pauses_hold_no_room_is_wasted_and_the_books_are_closed_at_the_end(load: Workload) -> None:
     rig = Rig(load)
     rig.run()
     waiting = rig.scheduler._waiting

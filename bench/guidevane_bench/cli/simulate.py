@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from time import process_time
 
+from guidevane_api.pod_files import TenantsFile
 from guidevane_bench.cli.options import (
     add_guard,
     add_run,
@@ -20,7 +21,7 @@ from guidevane_bench.cli.options import (
     load_of_options,
     slo_of_options,
 )
-from guidevane_bench.errors import SpecError
+from guidevane_bench.errors import InputError, SpecError
 from guidevane_bench.report.build import Report, build_report, series_json
 from guidevane_bench.simulator.batch_control import CONTROLLERS, DEFAULT_ITL_MS
 from guidevane_bench.simulator.control import Controller, read_script
@@ -29,6 +30,7 @@ from guidevane_bench.simulator.faults import draw_faults, parse_fault_counts
 from guidevane_bench.simulator.fleet import Fleet, FleetSpec, Outcome
 from guidevane_bench.simulator.pod import PodShape
 from guidevane_runtime.core.guard_steps import Line
+from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy, policy_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="",
         help=f"{' | '.join(CONTROLLERS)}, or module:factory of a Controller; asked at every scrape",
     )
+    group.add_argument("--tenants", type=Path, help="a pod's tenants file: weights and caps of tenants of the trace")
     group.add_argument("--scrape-interval", type=float, default=5.0, help="seconds (default: %(default)s)")
     group.add_argument(
         "--prefix-caching", choices=("on", "off"), default="on", help="as the runtime's own (default: %(default)s)"
@@ -78,9 +81,11 @@ def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec
     if options.pods < 1 or options.scrape_interval <= 0:
         raise SpecError(f"--pods {options.pods} must be 1 or more, --scrape-interval {options.scrape_interval} above 0")
     limits = limits_of_options(options)
+    tenants = _tenants(options.tenants) if options.tenants else EQUAL_TERMS
     shape = PodShape(
         limits,
         options.num_blocks,
+        tenants=tenants,
         is_static=options.batching == "static",
         is_optimistic=options.admission == "optimistic",
         enable_prefix_caching=options.prefix_caching == "on",
@@ -89,6 +94,13 @@ def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec
     faults = draw_faults(parse_fault_counts(options.faults), options.pods, last_arrival_s, options.seed)
     script = read_script(options.limits_script, limits) if options.limits_script else None
     return FleetSpec(shape, read_costs(options.costs), options.pods, faults, script, options.scrape_interval)
+
+
+def _tenants(path: Path) -> TenantPolicy:
+    try:
+        return policy_of(TenantsFile.model_validate_json(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--tenants {path}: {error}") from error
 
 
 def _controller(options: argparse.Namespace) -> Controller | None:

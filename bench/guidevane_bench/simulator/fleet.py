@@ -13,7 +13,6 @@ from math import prod
 from guidevane_api.limits import SchedulerLimits
 from guidevane_bench.simulator.control import Controller, FleetSample, LimitsOrder, LimitsScript, PodSample
 from guidevane_bench.simulator.costs import CostModel
-from guidevane_bench.simulator.door import Rejection, find_rejection
 from guidevane_bench.simulator.faults import Fault, FaultKind
 from guidevane_bench.simulator.guard_log import GuardLog
 from guidevane_bench.simulator.ledger import End, Ledger, PodMeter
@@ -23,6 +22,8 @@ from guidevane_bench.simulator.router import LeastLoadedRouter
 from guidevane_bench.simulator.series import Series, SeriesPoint
 from guidevane_bench.workload.request import LoadRequest
 
+NO_POD = "no_pod"
+"""Why the router refuses a request; a pod's door has reasons of its own."""
 EMPTY_PLAN_S = 1e-3
 """An engine whose plan came out empty plans again at once, and planning takes about this long."""
 MAX_COOL_DOWN_S = 3600.0
@@ -180,7 +181,8 @@ class Fleet:
 
     def _new_pod(self, slowdown: float) -> SimPod:
         """A restarted pod reads the limits of the hour, as a container does from its mounted ConfigMap."""
-        pod = SimPod(self.spec.shape, self.spec.costs, self._limits, PodMeter() if self.controller else None)
+        meter = PodMeter() if self.controller else None
+        pod = SimPod(self.spec.shape, self.spec.costs, self._limits, lambda: self.now_s, meter)
         pod.slowdown = slowdown
         return pod
 
@@ -229,24 +231,13 @@ class Fleet:
         number = self._router.choose()
         pod = None if number is None else self._slots[number].pod
         if number is None or pod is None:
-            self.ledger.close(request_id, End.REJECTED, self.now_s, Rejection.NO_POD)
+            self.ledger.close(request_id, End.REJECTED, self.now_s, NO_POD)
             return
         entry.pod = number
-        why = find_rejection(
-            request,
-            pod.live.values(),
-            pod.reported,
-            pod.limits,
-            pod.scheduler.pool,
-            refuses_long_context=pod.refuses_long_context,
-        )
-        if pod.guard:
-            pod.guard.hear_door(why, self.now_s)
-        if why is not None:
+        if why := pod.offer(request_id, request, entry):
             self.ledger.close(request_id, End.REJECTED, self.now_s, why)
             return
         self._router.sent(number)
-        pod.submit(request_id, request, entry)
         if not pod.is_stepping:
             # Not at once: who comes at the same moment is in the same mail.
             self._plan_at(self.now_s, number, pod)
@@ -280,8 +271,7 @@ class Fleet:
         self._plan(number, life)
 
     def _listen(self, number: int, slot: PodSlot, pod: SimPod) -> None:
-        for request_id, _ in self.ledger.take(pod.take_outputs(self.now_s), self.now_s, pod.meter):
-            del pod.live[request_id]
+        for _ in self.ledger.take(pod.take_outputs(self.now_s), self.now_s, pod.meter):
             slot.num_ended += 1
             self._router.ended(number)
         pod.report(self.now_s)

@@ -1,21 +1,24 @@
-"""One pod: the real scheduler, what is in its mailbox, and the step that is under way."""
+"""One pod: the real door and the real scheduler, what is in its mailbox, and the step that is under way."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import MAX_TOKENS, SchedulerLimits
 from guidevane_bench.simulator.costs import CostModel, load_of
-from guidevane_bench.simulator.door import Reported
 from guidevane_bench.simulator.ledger import Entry, PodMeter
 from guidevane_bench.simulator.pod_guard import PodGuard
 from guidevane_bench.workload.request import LoadRequest
 from guidevane_runtime.core.admission import OutputForecast
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.door import AdmissionGate, Capacity, Refused, Rejection, Reported
 from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision
-from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, Submit
+from guidevane_runtime.core.leases import Lease, Standing
+from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, SetTenants, Submit
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
+from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy
 
 TOKEN = SampledToken(0)
 
@@ -29,6 +32,7 @@ class PodShape:
     block_size: int = 16
     max_model_len: int = MAX_TOKENS
     """Positions of the model; unbounded, as limits bound it anyway."""
+    tenants: TenantPolicy = EQUAL_TERMS
     is_static: bool = False
     """Static batching, for comparison only: a batch comes in when the last one has ended, and nothing in between."""
     enable_prefix_caching: bool = True
@@ -48,7 +52,15 @@ class NoGrowth(OutputForecast):
 class SimPod:
     """Started anew after it died: nothing of the old one is left."""
 
-    def __init__(self, shape: PodShape, costs: CostModel, limits: SchedulerLimits, meter: PodMeter | None) -> None:
+    def __init__(
+        self,
+        shape: PodShape,
+        costs: CostModel,
+        limits: SchedulerLimits,
+        clock: Callable[[], float],
+        meter: PodMeter | None,
+    ) -> None:
+        """clock: virtual time, for the door."""
         pool = BlockPool(shape.num_blocks, shape.block_size)
         self.scheduler = Scheduler(
             pool,
@@ -58,11 +70,15 @@ class SimPod:
             prefix_cache=PrefixCache(pool, is_enabled=shape.enable_prefix_caching),
             forecast=NoGrowth() if shape.is_optimistic else None,
         )
+        self._terms = SetTenants(shape.tenants, epoch=1)
+        self.scheduler.set_tenants(self._terms)
+        self.door = AdmissionGate(limits=lambda: self.limits, clock=clock, policy=lambda: self._terms.policy)
+        self.door.engine_ready(Capacity(shape.num_blocks, shape.block_size), load_s=0.0)
         self.guard = PodGuard(Guard(shape.guard)) if shape.guard else None
-        self.refuses_long_context = False
         self._target = limits
         self.live: dict[str, Entry] = {}
-        self.reported = Reported(0, 0)
+        self._leases: dict[str, Lease] = {}
+        self._unreported = Reported()
         self.is_plan_due = False
         self.slowdown = 1.0
         """Step times are multiplied by it: a neighbour on the same host, or a clock that is throttled."""
@@ -85,15 +101,27 @@ class SimPod:
     def stats(self, now_s: float) -> EngineStats:
         return self.scheduler.stats(now_s)
 
-    def submit(self, request_id: str, request: LoadRequest, entry: Entry) -> None:
-        """Mail that comes during a step counts from the next one on, as in the engine."""
+    def offer(self, request_id: str, request: LoadRequest, entry: Entry) -> Rejection | None:
+        """Let a request in, or say why not. Mail that comes during a step counts from the next one on."""
+        why = self._try_submit(request_id, request, entry)
+        if self.guard:
+            self.guard.hear_door(why, request.arrival_s)
+        return why
+
+    def _try_submit(self, request_id: str, request: LoadRequest, entry: Entry) -> Rejection | None:
+        standing = Standing(request.arrival_s, request.tenant)
+        try:
+            lease = self.door.admit(standing, request.num_prompt_tokens, request.num_output_tokens)
+        except Refused as refused:
+            return refused.reason
         params = SamplingParams(max_tokens=request.num_output_tokens, seed=0, temperature=0.0, ignore_eos=True)
-        submit = Submit(request_id, request.prompt_token_ids(), params, request.arrival_s)
-        self.live[request_id] = entry
+        submit = Submit(request_id, request.prompt_token_ids(), params, request.arrival_s, tenant=request.tenant)
+        self.live[request_id], self._leases[request_id] = entry, lease
         if self._held is None:
             self.scheduler.submit(submit)
         else:
             self._held.append(submit)
+        return None
 
     def set_limits(self, limits: SchedulerLimits, mode: ShrinkMode) -> None:
         self._target = limits
@@ -104,10 +132,17 @@ class SimPod:
         if not self.is_stepping:
             guard.hear_kv_use(self.scheduler.pool, now_s)
         decision = guard.tick(now_s, self._target, self.stats(now_s))
-        self.refuses_long_context = decision.effect.refuses_long_context
+        self.door.long_context_pause_s = guard.long_context_pause_s if decision.effect.refuses_long_context else None
+        self._pause_offline(decision.effect.pauses_offline)
         if decision.effect.limits != self.limits:
             self._obey(decision.effect.limits, ShrinkMode.DRAIN)
         return decision
+
+    def _pause_offline(self, is_paused: bool) -> None:
+        if self._terms.policy.pauses_offline != is_paused:
+            policy = replace(self._terms.policy, pauses_offline=is_paused)
+            self._terms = SetTenants(policy, self._terms.epoch + 1)
+            self.scheduler.set_tenants(self._terms)
 
     def _obey(self, limits: SchedulerLimits, mode: ShrinkMode) -> None:
         epoch = self.scheduler.limits.epoch + 1
@@ -119,11 +154,15 @@ class SimPod:
             self._release_batch(now_s)
         if not self.scheduler.has_work:
             return None
+        num_found = -self.scheduler.prefix_cache.num_hit_tokens
         batch = self.scheduler.schedule(now_s)
+        num_found += self.scheduler.prefix_cache.num_hit_tokens
         if not batch.seqs:
             return None
         self._batch = batch
-        step_s = self._costs.seconds(load_of(batch)) * self.slowdown
+        load = load_of(batch)
+        step_s = self._costs.seconds(load) * self.slowdown
+        self._unreported = Reported(num_prompt_tokens=load.num_prefill_tokens + num_found, step_s=step_s)
         self.num_steps += 1
         self.busy_s += step_s
         return now_s + step_s
@@ -139,13 +178,21 @@ class SimPod:
         """What the server learns from the step's statistics, and goes by until the next."""
         if self.guard:
             self.guard.hear_kv_use(self.scheduler.pool, now_s)
-        num_running = len(self.scheduler.running)
-        self.reported = Reported(num_running, len(self.live) - num_running)
+        num_running, step = len(self.scheduler.running), self._unreported
+        self.door.observe(Reported(num_running, len(self.live) - num_running, step.num_prompt_tokens, step.step_s))
+        self._unreported = Reported()
 
     def take_outputs(self, now_s: float) -> tuple[RequestOutput, ...]:
+        """What happened to requests; the leases of those that ended are given back."""
         outputs = self.scheduler.take_outputs()
         if self.guard:
             self.guard.hear_outputs(outputs, self.live, now_s)
+        for output in outputs:
+            if output.new_token_ids:
+                self._leases[output.request_id].start()
+            if output.finish_reason is not None:
+                del self.live[output.request_id]
+                self._leases.pop(output.request_id).release()
         return outputs
 
     def _release_batch(self, now_s: float) -> None:

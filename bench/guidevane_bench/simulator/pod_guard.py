@@ -3,18 +3,15 @@
 from collections.abc import Iterable, Mapping
 
 from guidevane_api.limits import SchedulerLimits
-from guidevane_bench.simulator.door import Rejection
 from guidevane_bench.simulator.ledger import Entry
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.door import OVERLOAD, Rejection
 from guidevane_runtime.core.guard import Guard, GuardDecision, Sample
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineStats, FinishReason, RequestOutput
 
 TICK_S = 1.0
 """As in the server."""
-
-OVERLOAD = frozenset((Rejection.QUEUE_FULL, Rejection.QUEUED_TOKENS, Rejection.LONG_CONTEXT))
-"""Refusals that say something of the load; waiting for too long is one more."""
 
 
 class PodGuard:
@@ -26,6 +23,11 @@ class PodGuard:
     @property
     def level(self) -> int:
         return self._guard.level
+
+    @property
+    def long_context_pause_s(self) -> float:
+        """After which long prompts, once refused, may come in again: no step is taken back earlier."""
+        return self._guard.config.t_down_s
 
     def obeyed(self, target: SchedulerLimits) -> SchedulerLimits:
         """What is left of the target limits as things stand."""

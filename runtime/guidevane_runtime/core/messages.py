@@ -208,6 +208,7 @@ class RequestOutput(Struct, frozen=True, gc=False):
     stop_token_id: int | None = None
     """The stop_token_ids member that ended it; None for EOS."""
     error: str = ""
+    """Why it ended with ERROR or ABORT. With TIMEOUT: set if its own deadline passed, empty if it waited too long."""
     first_scheduled_s: float | None = None
     """When the request was first part of a step: a preemption does not reset it."""
     num_cached_tokens: int = 0
@@ -280,6 +281,8 @@ class Hold(StrEnum):
     """The grammar of its output is not compiled yet."""
     COOL_DOWN = "preemptionCoolDown"
     """Nobody comes in in the step of a preemption and the one after it."""
+    OFFLINE_PAUSED = "offlinePaused"
+    """The guard holds offline work back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
+from guidevane_api.pod_files import TenantsFile
+
 
 class RequestClass(StrEnum):
     """Two kinds of work of one tenant."""
@@ -52,6 +54,8 @@ class TenantPolicy:
     """Per output token."""
     bills_cached_tokens: bool = False
     """Whether prompt tokens found in the prefix cache are paid for too, as in the paper. False rewards locality."""
+    pauses_offline: bool = False
+    """While the guard asks for it: offline work stays in the waiting room, except in an engine that would idle."""
 
     def __post_init__(self) -> None:
         for name in ("interactive_share", "offline_share", "input_price", "output_price"):
@@ -69,6 +73,15 @@ class TenantPolicy:
 
 EQUAL_TERMS = TenantPolicy()
 """Nobody is named: all tenants weigh the same and have no caps."""
+
+
+def policy_of(file: TenantsFile) -> TenantPolicy:
+    """The terms that a tenants file sets; who is which tenant is not among them."""
+    return TenantPolicy(
+        tuple(TenantTerms(one.name, one.weight, one.max_in_flight, one.max_queued_tokens) for one in file.tenants),
+        interactive_share=file.classes.interactive,
+        offline_share=file.classes.offline,
+    )
 
 
 @dataclass(frozen=True, slots=True)

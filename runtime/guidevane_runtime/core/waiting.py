@@ -6,7 +6,7 @@ as deadline and priority reach: nobody starves. A preempted request comes back t
 """
 
 from collections.abc import Callable, Iterator
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -41,11 +41,16 @@ class Place(NamedTuple):
     request_id: str
 
 
+def due_of(arrival_s: float, deadline_s: float | None, priority: int) -> float:
+    """The point in time at which a request stands."""
+    due_s = arrival_s + SLACK_S if deadline_s is None else deadline_s
+    return due_s + max(-MAX_HEAD_START_S, min(priority * AGEING_S, MAX_HEAD_START_S))
+
+
 def place_of(request: Request) -> Place:
     submit = request.submit
-    due_s = submit.arrival_s + SLACK_S if submit.deadline_s is None else submit.deadline_s
-    delay_s = max(-MAX_HEAD_START_S, min(submit.priority * AGEING_S, MAX_HEAD_START_S))
-    return Place(due_s + delay_s, submit.priority, submit.arrival_s, submit.request_id)
+    due_s = due_of(submit.arrival_s, submit.deadline_s, submit.priority)
+    return Place(due_s, submit.priority, submit.arrival_s, submit.request_id)
 
 
 def deadline_of(request: Request) -> float:
@@ -59,6 +64,11 @@ class ClassLane(Flow):
     def __init__(self, weight: int) -> None:
         super().__init__(weight)
         self.line = Line(place_of)
+        self.is_paused = False
+
+    @property
+    def may_be_served(self) -> bool:
+        return bool(self.line) and not self.is_paused
 
 
 class Tenant(Flow):
@@ -70,6 +80,11 @@ class Tenant(Flow):
         self.turns = FairTurns[ClassLane]()
         self.running: set[str] = set()
         self.max_in_flight = terms.max_in_flight
+        self.offline.is_paused = policy.pauses_offline
+
+    @property
+    def offline(self) -> ClassLane:
+        return self.lanes[RequestClass.OFFLINE]
 
     @property
     def is_at_cap(self) -> bool:
@@ -77,25 +92,26 @@ class Tenant(Flow):
 
     @property
     def may_be_served(self) -> bool:
-        """At its cap a tenant counts as one that has nothing waiting: it gathers no credit there."""
-        return not self.is_at_cap and any(lane.line for lane in self.lanes.values())
+        """At its cap a tenant counts as one that has nothing waiting: it gathers no credit there. So in a pause."""
+        return not self.is_at_cap and any(lane.may_be_served for lane in self.lanes.values())
 
     def obey(self, terms: TenantTerms, policy: TenantPolicy) -> None:
         self.weight = terms.weight
         self.max_in_flight = terms.max_in_flight
+        self.offline.is_paused = policy.pauses_offline
         for request_class, lane in self.lanes.items():
             lane.weight = policy.share_of(request_class)
+            self._note_turn(lane)
 
     def add(self, request: Request) -> None:
         lane = self.lanes[request.submit.request_class]
         lane.line.add(request)
-        self.turns.enter(lane)
+        self._note_turn(lane)
 
     def remove(self, request: Request) -> None:
         lane = self.lanes[request.submit.request_class]
         lane.line.discard(request)
-        if not lane.line:
-            self.turns.leave(lane)
+        self._note_turn(lane)
 
     def in_turn(self) -> Iterator[Request]:
         """The first of each line, as many as one search asks."""
@@ -105,6 +121,14 @@ class Tenant(Flow):
     def in_line(self) -> Iterator[Request]:
         for lane in self.turns.in_turn():
             yield from lane.line
+        if self.offline.is_paused:
+            yield from self.offline.line
+
+    def _note_turn(self, lane: ClassLane) -> None:
+        if lane.may_be_served:
+            self.turns.enter(lane)
+        else:
+            self.turns.leave(lane)
 
 
 class Bill(NamedTuple):
@@ -210,7 +234,10 @@ class WaitingQueue:
         return {request: grammar.error for request, grammar in self._compiling.items() if grammar.error}
 
     def in_line(self) -> list[Request]:
-        """All that wait, first in turn first as turns stand now; tenants at their cap and compiling ones last."""
+        """All that wait, first in turn first as turns stand now; then those of tenants at their cap or in a pause.
+
+        Last come those whose grammar is being compiled.
+        """
         in_turn = list(self._turns.in_turn())
         at_cap = [tenant for tenant in self._tenants.values() if tenant not in in_turn]
         lined_up = [request for tenant in (*in_turn, *at_cap) for request in tenant.in_line()]
@@ -219,15 +246,34 @@ class WaitingQueue:
     def first(self, is_eligible: Callable[[Request], bool]) -> Request | None:
         """The first in turn that may be looked at now."""
         in_turn = (request for tenant in self._turns.in_turn() for request in tenant.in_turn())
-        return next((request for request in islice(in_turn, MAX_ASKED) if is_eligible(request)), None)
+        asked = islice(chain(in_turn, self._paused()), MAX_ASKED)
+        return next((request for request in asked if is_eligible(request)), None)
+
+    def is_paused(self, request: Request) -> bool:
+        """Whether it stays here because its class is in a pause."""
+        is_offline = request.submit.request_class is RequestClass.OFFLINE
+        return is_offline and self.policy.pauses_offline and self._num_running > 0
+
+    def _paused(self) -> Iterator[Request]:
+        """The first of each tenant's paused line, while nothing runs: an engine that idles protects nobody."""
+        if not self.policy.pauses_offline or self._num_running:
+            return
+        for tenant in sorted(self._tenants.values(), key=lambda tenant: tenant.counter):
+            yield from islice(tenant.offline.line, 1)
+
+    @property
+    def _num_running(self) -> int:
+        return sum(len(tenant.running) for tenant in self._tenants.values())
 
     def held(self, request: Request) -> Held | None:
-        """Own rule: without a grammar no place, at its cap a tenant has no turn.
+        """Own rule: without a grammar no place, in a pause and at its cap no turn.
 
         So it holds nobody whom first() gives; it is here to be told.
         """
         if request in self._compiling:
             return Held(Hold.GRAMMAR, "the grammar of its output is being compiled")
+        if self.is_paused(request):
+            return Held(Hold.OFFLINE_PAUSED, "the guard holds offline work back while anything runs")
         tenant = self._tenant(request.submit.tenant)
         if not tenant.is_at_cap:
             return None

@@ -21,6 +21,7 @@ from guidevane_runtime.core.messages import (
     FinishReason,
     RequestOutput,
     SetLimits,
+    SetTenants,
     Shutdown,
     StepReport,
     Submit,
@@ -68,6 +69,7 @@ class EngineClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._limits: SetLimits | None = None
+        self._tenants: SetTenants | None = None
         self._waiting_for_epoch: list[tuple[int, asyncio.Future[StepReport]]] = []
         self._queries: dict[int, asyncio.Future[tuple[Explanation, ...]]] = {}
         self._query_ids = itertools.count(1)
@@ -165,6 +167,11 @@ class EngineClient:
         self._waiting_for_epoch.append((command.epoch, obeyed))
         self._send(command)
         return await obeyed
+
+    def set_tenants(self, command: SetTenants) -> None:
+        """Share by these terms. They outlive the engine: a restarted one gets them before its first request."""
+        self._tenants = command
+        self._send(command)
 
     # ------------------------------------------------------------------------------------------------ health
 
@@ -284,8 +291,9 @@ class EngineClient:
         self.ready = ready
         if self.state is not EngineState.STOPPED:
             self._enter(EngineState.READY)
-        if self._limits is not None:
-            self._send(self._limits)
+        for command in (self._limits, self._tenants):
+            if command is not None:
+                self._send(command)
 
     def _take_report(self, report: StepReport) -> None:
         self.last_report = report

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from guidevane_runtime.server.api import admin, health, openai, requests, text
+from guidevane_runtime.server.api import admin, health, openai, requests, tenants, text
 from guidevane_runtime.server.middleware import add_ids, error_middleware
 from guidevane_runtime.server.services import SERVICES, Services
 
@@ -25,6 +25,6 @@ def create_admin_app(services: Services, token: admin.AdminToken) -> web.Applica
     app = web.Application(middlewares=[error_middleware(), admin.token_middleware(token)])
     app[SERVICES] = services
     app.on_response_prepare.append(add_ids)
-    for routes in (admin.routes, requests.routes):
+    for routes in (admin.routes, requests.routes, tenants.routes):
         app.add_routes(routes)
     return app

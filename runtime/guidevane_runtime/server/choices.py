@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from guidevane_runtime.core.messages import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
-from guidevane_runtime.errors import EngineUnavailable, ServerError, WaitedTooLong
+from guidevane_runtime.errors import DeadlineExceeded, EngineUnavailable, ServerError, WaitedTooLong
 from guidevane_runtime.server.text.detokenizer import Detokenizer
 from guidevane_runtime.server.text.stops import StopMatcher
 from guidevane_runtime.server.text.tokenizer import Tokenizer
@@ -104,7 +104,9 @@ class Choice:
 
 def _raise_if_given_up(output: RequestOutput) -> None:
     if output.finish_reason is FinishReason.TIMEOUT:
-        raise WaitedTooLong(output.error or "the request waited longer than limits.waitingTimeoutMilliseconds")
+        if output.error:
+            raise DeadlineExceeded(output.error)
+        raise WaitedTooLong("the request waited longer than limits.waitingTimeoutMilliseconds; send it again later")
     if output.finish_reason is FinishReason.ERROR:
         raise ServerError(output.error or "the engine failed this request", code="engine_error")
     if output.finish_reason is FinishReason.ABORT:

@@ -36,9 +36,6 @@ _CODES = {
 }
 """For an error that names none itself."""
 
-RESTART_ESTIMATE_S = 5
-"""Retry-After of a 503 that has no estimate of its own: a small model is loaded again in this time."""
-
 MAX_MESSAGE_CHARS = 800
 """A client's own bytes come back in some messages; the body stays under 4 KiB."""
 
@@ -84,8 +81,8 @@ def code_of(error: GuidevaneError) -> str:
 
 def _headers(error: GuidevaneError) -> dict[str, str]:
     """What a client's library obeys without reading the body."""
-    if error.status == 503:
-        return {"Retry-After": str(getattr(error, "retry_after_s", RESTART_ESTIMATE_S))}
+    if error.retry_after_s is not None:
+        return {"Retry-After": str(error.retry_after_s)}
     if error.status == 504:
         # SDKs retry a 504 by themselves, which adds load just when there is too much of it.
         return {"x-should-retry": "false"}

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from guidevane_runtime.core.messages import AbortCause, RequestOutput, Submit
+from guidevane_runtime.core.leases import Lease
+from guidevane_runtime.core.messages import AbortCause, CacheScope, RequestOutput, Submit
 from guidevane_runtime.engine.stream import RequestStream
 from guidevane_runtime.errors import EngineUnavailable, WaitedTooLong
-from guidevane_runtime.server.admission import Lease
+from guidevane_runtime.server.admission import rejection_reason
 from guidevane_runtime.server.choices import Choice, Delta
 from guidevane_runtime.server.metrics import RequestTimes
 from guidevane_runtime.server.services import Services
@@ -38,16 +39,15 @@ class Generation:
         leases: Sequence[Lease],
         *,
         client_id: str,
-        priority: int = 0,
-        arrival_s: float,
+        cache_salt: str = "",
     ) -> None:
         """client_id: the X-Request-Id, under which an administrator finds the choices."""
         self.choices = choices
+        self.tenant = leases[0].standing.tenant
         self._services = services
         self._leases = leases
         self._client_id = client_id
-        self._priority = priority
-        self._arrival_s = arrival_s
+        self._cache_salt = cache_salt
         self._unread: dict[int, Delta] = {}
         self._error: Exception | None = None
         self._news = asyncio.Event()
@@ -96,11 +96,21 @@ class Generation:
         return not self._unread and all(choice.finish_reason for choice in self.choices)
 
     def _start(self, choice: Choice, lease: Lease) -> None:
-        request_id = uuid.uuid4().hex
-        submit = Submit(request_id, choice.prompt_token_ids, choice.params, self._arrival_s, self._priority)
+        request_id, standing = uuid.uuid4().hex, lease.standing
+        submit = Submit(
+            request_id,
+            choice.prompt_token_ids,
+            choice.params,
+            standing.arrival_s,
+            standing.priority,
+            standing.tenant,
+            standing.request_class,
+            standing.deadline_s,
+            CacheScope(standing.tenant, self._cache_salt),
+        )
         stream = self._services.engine.submit(submit)
-        self._services.live.add(request_id, self._client_id)
-        self._live[request_id] = _Run(choice, lease, RequestTimes(arrival_s=self._arrival_s))
+        self._services.live.add(request_id, self._client_id, standing)
+        self._live[request_id] = _Run(choice, lease, RequestTimes(standing.arrival_s, standing.tenant))
         self._tasks.append(asyncio.create_task(self._run(stream)))
 
     async def _run(self, stream: RequestStream) -> None:
@@ -109,18 +119,26 @@ class Generation:
                 if self._take(output):
                     break
         except Exception as error:  # raised again where the handler waits
-            self._error = self._error or error
-            # Where the fault is ours, the engine still runs it.
-            self._services.engine.abort(stream.request_id, AbortCause.CANCELLED)
-            self._settle(stream.request_id, "abort" if isinstance(error, WaitedTooLong) else "error")
-            self._news.set()
+            self._give_up(stream.request_id, error)
+
+    def _give_up(self, request_id: str, error: Exception) -> None:
+        run = self._live.get(request_id)
+        # In the queue, and once per body: one that had begun to answer was not refused.
+        if isinstance(error, WaitedTooLong) and self._error is None and run and not run.choice.num_tokens:
+            self._services.metrics.rejected(rejection_reason(error), self.tenant)
+        self._error = self._error or error
+        # Where the fault is ours, the engine still runs it.
+        self._services.engine.abort(request_id, AbortCause.CANCELLED)
+        self._settle(request_id, "abort" if isinstance(error, WaitedTooLong) else "error")
+        self._news.set()
 
     def _take(self, output: RequestOutput) -> bool:
         """Take what a step brought. True: the choice has ended."""
         run = self._live[output.request_id]
         choice, before = run.choice, run.choice.num_tokens
         delta = choice.feed(output)
-        run.lease.started = run.lease.started or choice.num_tokens > 0
+        if choice.num_tokens:
+            run.lease.start()
         now_s = self._services.clock()
         self._services.metrics.output_arrived(run.times, output, choice, choice.num_tokens - before, now_s)
         if not delta.is_empty:

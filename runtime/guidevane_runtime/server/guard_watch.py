@@ -27,6 +27,8 @@ async def tick(services: Services, guard: Guard) -> None:
     services.metrics.guard_ticked(decision)
     # The earliest time at which a step can be taken back is the best estimate of when to try again.
     services.gate.long_context_pause_s = guard.config.t_down_s if decision.effect.refuses_long_context else None
+    if services.tenants.pause_offline(decision.effect.pauses_offline):
+        services.engine.set_tenants(services.tenants.command)
     if decision.reason:
         _log(decision, dry_run=guard.config.dry_run)
     command = services.limits.follow_guard()

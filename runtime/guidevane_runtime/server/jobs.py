@@ -1,9 +1,10 @@
 """What a body asks for: prompts, sampling, and how the answer looks. Read and checked before anything is reserved."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from guidevane_runtime.core.tenants import RequestClass
 from guidevane_runtime.errors import InvalidRequest
 from guidevane_runtime.server.sampling import MAX_CHOICES, Field, Sampling, read_sampling
 from guidevane_runtime.server.schemas import (
@@ -16,6 +17,14 @@ from guidevane_runtime.server.services import Services
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of max_tokens for /v1/completions; a chat answer may take what is left of the context."""
+
+CLASS_OF_TIER: Mapping[str, RequestClass | None] = {
+    "auto": None,
+    "default": RequestClass.INTERACTIVE,
+    "flex": RequestClass.OFFLINE,
+}
+"""OpenAI's service_tier; None: it does not say."""
+MAX_SALT_CHARS = 256
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 
@@ -33,6 +42,9 @@ class Job:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    request_class: RequestClass | None
+    """None: the body does not say."""
+    cache_salt: str
 
     @property
     def count(self) -> int:
@@ -115,6 +127,10 @@ def _job(
         raise InvalidRequest(
             f"{len(prompts)} prompts times n {sampling.n} is above {MAX_CHOICES} choices; send fewer at once", param="n"
         )
+    if body.service_tier is not None and body.service_tier not in CLASS_OF_TIER:
+        raise InvalidRequest(
+            f"service_tier is {body.service_tier[:40]!r}, must be auto, default or flex", param="service_tier"
+        )
     options = body.stream_options
     return Job(
         prompts=prompts,
@@ -125,7 +141,17 @@ def _job(
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
+        request_class=CLASS_OF_TIER[body.service_tier or "auto"],
+        cache_salt=_cache_salt(body.cache_salt),
     )
+
+
+def _cache_salt(salt: str | None) -> str:
+    if salt is not None and not 1 <= len(salt) <= MAX_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt has {len(salt)} characters, must have 1 to {MAX_SALT_CHARS}", param="cache_salt"
+        )
+    return salt or ""
 
 
 def _prompts(prompt: str | list[str | int | list[int]] | None) -> list[str | list[int]]:

@@ -13,11 +13,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from guidevane_api.admin import LimitsSource
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.batch_bounds import Bounds, memory_aware_cap
+from guidevane_runtime.core.door import OVERLOAD, Rejection
 from guidevane_runtime.core.guard import GuardDecision
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, StepReport
-from guidevane_runtime.server.admission import Rejection
 from guidevane_runtime.server.choices import Choice
+from guidevane_runtime.server.tenant_metrics import TenantMetrics
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
@@ -39,8 +40,6 @@ STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 _LABELS = ("model_name", "engine")
 _OUTCOMES = ("stop", "length", "abort", "error")
-_OVERLOAD = frozenset((Rejection.QUEUE_FULL, Rejection.QUEUED_TOKENS, Rejection.LONG_CONTEXT, Rejection.TIMEOUT))
-"""Refusals that say something of the load: the guard's reject rate."""
 
 
 @dataclass(slots=True)
@@ -48,6 +47,7 @@ class RequestTimes:
     """When things happened to one request; seconds of the monotonic clock."""
 
     arrival_s: float
+    tenant: str = ""
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -72,6 +72,8 @@ class ServerMetrics:
         self._make_counters()
         self._make_latencies()
         self._make_ours()
+        self.tenants = TenantMetrics(self._labels)
+        registry.register(self.tenants)
         self._seen = EngineStats()
         self._estimate: int | None = None
         self.on_sample: Callable[[Line, float], None] = lambda line, value: None
@@ -162,6 +164,10 @@ class ServerMetrics:
             _LABELS,
             registry=self.registry,
         )
+        self._tenants_file = self.gauge(
+            "guidevane_tenants_file_good", "1 while the tenants file as it is now is obeyed, 0 while an older one is."
+        )
+        self._tenants_file.set(1)
         self._guard_level = self.gauge("guidevane_guard_level", "Steps by which the guard gives way; 0 is normal.")
         breached = Gauge(
             "guidevane_guard_line_breached",
@@ -247,10 +253,13 @@ class ServerMetrics:
             self._observe(self._queue, Line.QUEUE_WAIT, max(0.0, output.first_scheduled_s - times.arrival_s))
         if not num_new_tokens:
             return
+        totals = self.tenants.totals(times.tenant)
+        totals.num_generation_tokens += num_new_tokens
         self._generation_tokens.inc(num_new_tokens)
         if times.first_token_s is None:
             times.first_token_s = now_s
             self._observe(self._ttft, Line.TTFT, now_s - times.arrival_s)
+            totals.num_prompt_tokens += len(choice.prompt_token_ids)
             self._prompt_tokens.inc(len(choice.prompt_token_ids))
             self._prompt_cached.inc(choice.num_cached_tokens)
             self._lengths.computed.observe(len(choice.prompt_token_ids) - choice.num_cached_tokens)
@@ -273,9 +282,12 @@ class ServerMetrics:
             self._inference.observe(max(0.0, last - scheduled))
             self._prefill.observe(max(0.0, first - scheduled))
 
-    def rejected(self, reason: Rejection) -> None:
+    def rejected(self, reason: Rejection, tenant: str | None = None) -> None:
+        """tenant: None while nobody knows whose request it was."""
         self._rejections[reason].inc()
-        if reason in _OVERLOAD:
+        if tenant is not None:
+            self.tenants.totals(tenant).rejections[reason] += 1
+        if reason in OVERLOAD:
             self.on_sample(Line.REJECTS, 100.0)
         mirrored = {
             Rejection.QUEUE_FULL: "max_num_queued_reqs",
@@ -283,6 +295,9 @@ class ServerMetrics:
         }.get(reason)
         if mirrored:
             self._queue_rejections[mirrored].inc()
+
+    def tenants_file_read(self, *, is_good: bool) -> None:
+        self._tenants_file.set(is_good)
 
     def guard_ticked(self, decision: GuardDecision) -> None:
         self._guard_level.set(decision.level)

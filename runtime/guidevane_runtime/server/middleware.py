@@ -5,9 +5,12 @@ import logging
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from guidevane_runtime.errors import GuidevaneError, ServerError
+from guidevane_runtime.core.door import Refused
+from guidevane_runtime.errors import EngineUnavailable, GuidevaneError, ServerError
+from guidevane_runtime.server.admission import refusal_error, retry_after_s
 from guidevane_runtime.server.error_body import HttpError, error_response, log_failure
 from guidevane_runtime.server.metrics import ServerMetrics
+from guidevane_runtime.server.services import SERVICES
 from guidevane_runtime.server.tracing import IDS, RequestIds
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ async def add_ids(request: web.Request, response: web.StreamResponse) -> None:
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
-        return await handler(request)
+        return await _mapped(request, handler)
     except GuidevaneError as error:
         log_failure(request, error)
         return error_response(request, error)
@@ -58,6 +61,16 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         ids = request[IDS]
         logger.exception("handler failed", extra={"request_id": ids.request_id, "trace_id": ids.trace_id})
         return error_response(request, ServerError("an unexpected error; quote the request id when you report it"))
+
+
+async def _mapped(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as refused:
+        raise refusal_error(refused) from refused
+    except EngineUnavailable as error:
+        error.retry_after_s = retry_after_s(request.app[SERVICES].gate.load_wait_s)
+        raise
 
 
 def _hung_up(request: web.Request) -> web.Response:

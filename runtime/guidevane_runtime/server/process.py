@@ -13,21 +13,26 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from guidevane_api.limits import SchedulerLimits, limit_violations
+from guidevane_api.pod_files import TenantsFile
+from guidevane_runtime.core.door import AdmissionGate
 from guidevane_runtime.core.guard import Guard, Sample
 from guidevane_runtime.core.messages import EngineFailed, StepReport
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.engine.link import process_launcher
 from guidevane_runtime.errors import StartError
 from guidevane_runtime.model_source import local_model_path
-from guidevane_runtime.server.admission import AdmissionGate
 from guidevane_runtime.server.api.admin import AdminToken, watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
+from guidevane_runtime.server.bodies import BodyReader
 from guidevane_runtime.server.guard_watch import watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
+from guidevane_runtime.server.tenants_keeper import TenantsKeeper
+from guidevane_runtime.server.tenants_watch import watch_tenants
 from guidevane_runtime.server.text.chat_template import ChatTemplate
 from guidevane_runtime.server.text.tokenizer import load_tokenizer
+from guidevane_runtime.server.watched_file import WatchedFile
 from guidevane_runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -64,6 +69,7 @@ class Server:
         settings = self._settings
         path = local_model_path(settings.model)
         services = self._services = build_services(settings, self._engine, path)
+        self._engine.set_tenants(services.tenants.command)
         serving = _serving(create_app(services), "serving", settings.host, settings.port)
         with self._signals(), services.pool:
             async with serving, self._admin_port(services):
@@ -76,7 +82,7 @@ class Server:
             raise StartError(self._failure.message)
 
     async def _serve(self, services: Services) -> None:
-        watches = [asyncio.create_task(watch_lease(services))]
+        watches = [asyncio.create_task(watch(services)) for watch in (watch_lease, watch_tenants)]
         if services.guard is not None:
             watches.append(asyncio.create_task(watch_guard(services, services.guard)))
         try:
@@ -158,11 +164,16 @@ def build_services(
     template = ChatTemplate(tokenizer.chat_template, tokenizer.special) if tokenizer.chat_template else None
     guard = Guard(settings.guard_config) if settings.guard_config else None
     limits = _limits_keeper(settings, guard, clock)
+    watched = WatchedFile(settings.tenants_file, "--tenants-file", TenantsFile) if settings.tenants_file else None
+    tenants = TenantsKeeper(watched)
+    gate = AdmissionGate(limits=lambda: limits.in_force, clock=clock, policy=lambda: tenants.policy)
     metrics = ServerMetrics(
         CollectorRegistry(), settings.model_name, settings.envelope_max_model_len or limits.startup.max_model_len
     )
     metrics.limits_target(limits.target)
     metrics.limits_effective(limits.effective)
+    metrics.tenants.listed = lambda: tenants.names
+    metrics.tenants.uses = lambda: {name: gate.use_of(name) for name in gate.tenants}
     if guard is not None:
         metrics.on_sample = lambda line, value: guard.observe(Sample(line, clock(), value))
     return Services(
@@ -170,8 +181,10 @@ def build_services(
         engine=engine,
         tokenizer=tokenizer,
         template=template,
-        gate=AdmissionGate(limits=lambda: limits.in_force, clock=clock),
+        gate=gate,
         limits=limits,
+        tenants=tenants,
+        bodies=BodyReader(clock),
         metrics=metrics,
         pool=ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize"),
         hang_after_s=settings.hang_seconds,

@@ -22,6 +22,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MIN_REPETITION_PENALTY = 0.01
 """A logit is divided by it: by a smaller one it leaves float32's range, and nothing can be drawn."""
+MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 0.01
 """A temperature in [1e-5, 0.01) is raised to it: smaller ones overflow when logits are divided by them."""
@@ -45,7 +46,7 @@ _RANGES = {
     "top_k": Range(-1, 1 << 31),
     "min_tokens": Range(0, 1 << 31),
     "seed": Range(-(1 << 63), (1 << 63) - 1),
-    "priority": Range(-(1 << 31), (1 << 31) - 1),
+    "priority": Range(MIN_PRIORITY, MAX_PRIORITY),
 }
 
 

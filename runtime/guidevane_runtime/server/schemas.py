@@ -41,6 +41,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
+    service_tier: str | None = None
+    cache_salt: str | None = None
 
     # Known, and refused unless they say what happens anyway.
     best_of: Any = None
@@ -60,7 +62,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    cache_salt: Any = None
     kv_transfer_params: Any = None
     repetition_detection: Any = None
     thinking_token_budget: Any = None
@@ -129,7 +130,6 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "repetition_detection": (),
     "thinking_token_budget": (),

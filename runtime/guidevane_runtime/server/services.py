@@ -12,14 +12,17 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from guidevane_runtime.core.door import AdmissionGate, Capacity, Refused, Rejection, Reported
 from guidevane_runtime.core.guard import Guard
 from guidevane_runtime.core.messages import EngineStats, StepReport
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.errors import GuidevaneError, NotFound
-from guidevane_runtime.server.admission import AdmissionGate, Capacity, Refused, Rejection, rejection_reason
+from guidevane_runtime.server.admission import rejection_reason
+from guidevane_runtime.server.bodies import BodyReader
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.live_requests import LiveRequests
 from guidevane_runtime.server.metrics import ServerMetrics
+from guidevane_runtime.server.tenants_keeper import TenantsKeeper
 from guidevane_runtime.server.text.chat_template import ChatTemplate
 from guidevane_runtime.server.text.tokenizer import Tokenizer
 
@@ -41,6 +44,8 @@ class Services:
     template: ChatTemplate | None
     gate: AdmissionGate
     limits: LimitsKeeper
+    tenants: TenantsKeeper
+    bodies: BodyReader
     metrics: ServerMetrics
     pool: Executor
     hang_after_s: float
@@ -51,6 +56,8 @@ class Services:
     live: LiveRequests = field(default_factory=LiveRequests)
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time in s; of the model's entry in /v1/models."""
+    _num_hit_tokens: int = 0
+    """Found in the prefix cache, as the present engine last said."""
 
     @property
     def vocab_size(self) -> int:
@@ -79,22 +86,25 @@ class Services:
         self.limits.engine_ready(ready)
         self.metrics.engine_ready(ready)
         self.metrics.limits_target(self.limits.target)
-        self.gate.capacity = Capacity(ready.num_blocks, ready.block_size)
+        self.gate.engine_ready(Capacity(ready.num_blocks, ready.block_size), ready.load_s)
         details = {"model": self.model_name, "boot_id": ready.boot_id, "num_blocks": ready.num_blocks}
         logger.info("engine ready", extra={**details, "dtype": ready.dtype, "load_s": round(ready.load_s, 2)})
 
     def engine_reported(self, report: StepReport) -> None:
         """Take the report of a step or of an idle second."""
         self.note_engine()
-        self.gate.observe(report.stats, report.num_prefill_tokens, report.step_s)
+        stats = report.stats
+        num_prompt_tokens = report.num_prefill_tokens + stats.num_prefix_hit_tokens - self._num_hit_tokens
+        self._num_hit_tokens = stats.num_prefix_hit_tokens
+        self.gate.observe(Reported(stats.num_running, stats.num_waiting, num_prompt_tokens, report.step_s))
         self.metrics.step(report)
         if report.effective is not None:
             self.limits.effective = report.effective
 
     def engine_lost(self) -> None:
         """The engine is gone; its client has told every request."""
-        self.gate.capacity = None
-        self.gate.observe(EngineStats(), 0, 0.0)
+        self.gate.engine_lost()
+        self._num_hit_tokens = 0
         self.metrics.engine_lost()
 
     def check_open(self) -> None:
@@ -126,12 +136,12 @@ class Services:
         return [await self.off_loop(size, functools.partial(encode, text)) for text in texts]
 
     @contextmanager
-    def door(self) -> Iterator[None]:
-        """Count what is refused inside, by reason."""
+    def door(self, tenant: str | None = None) -> Iterator[None]:
+        """Count what is refused inside, by reason; None: nobody knows yet whose it is."""
         try:
             yield
-        except GuidevaneError as error:
-            self.metrics.rejected(rejection_reason(error))
+        except (Refused, GuidevaneError) as error:
+            self.metrics.rejected(rejection_reason(error), tenant)
             raise
 
 

@@ -24,9 +24,11 @@ from guidevane_runtime.core.messages import (
     RequestOutput,
     SamplingParams,
     SetLimits,
+    SetTenants,
     StepReport,
     Submit,
 )
+from guidevane_runtime.core.tenants import TenantPolicy, TenantTerms
 from guidevane_runtime.engine.client import EngineClient, EngineState
 from guidevane_runtime.engine.link import EngineProcess, process_launcher
 from guidevane_runtime.engine.local import thread_launcher
@@ -218,6 +220,28 @@ async def test_limits_that_are_set_while_the_engine_restarts_take_effect_when_it
         await until(lambda: engine.client.state is not EngineState.READY)
         report = await engine.client.set_limits(SetLimits(SchedulerLimits(), epoch=2, source=LimitsSource.SPEC))
     assert report.epoch == 2 and len(engine.pids) == 2
+
+
+async def test_terms_of_tenants_are_there_before_the_first_request_and_outlive_the_engine() -> None:
+    terms = SetTenants(TenantPolicy((TenantTerms("acme", max_in_flight=1),)), epoch=1)
+
+    async def serve_four() -> int:
+        """Most of the tenant's requests that ran at once."""
+        engine.reports.clear()
+        submits = [replace(request(f"{number}-{len(engine.pids)}"), tenant="acme") for number in range(4)]
+        await asyncio.gather(*(read(engine.client.submit(submit)) for submit in submits))
+        return max(report.stats.num_running for report in engine.reports)
+
+    async with running() as engine:
+        engine.client.set_tenants(terms)
+        await engine.client.wait_ready()
+        assert await serve_four() == 1
+        os.kill(engine.pids[-1], signal.SIGKILL)
+        await until(lambda: engine.client.state is not EngineState.READY)
+        await engine.client.wait_ready()
+        assert await serve_four() == 1
+        engine.client.set_tenants(SetTenants(TenantPolicy(), epoch=2))
+        assert await serve_four() == 4
 
 
 async def test_an_abort_ends_the_stream_and_frees_the_blocks() -> None:

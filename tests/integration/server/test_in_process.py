@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from guidevane_api.limits import Envelope, SchedulerLimits
+from guidevane_runtime.core.door import AdmissionGate
 from guidevane_runtime.core.fake_runner import FakeRunner
 from guidevane_runtime.core.guard import Guard, GuardConfig, Sample
 from guidevane_runtime.core.guard_steps import Line
@@ -24,13 +25,14 @@ from guidevane_runtime.core.plan import ScheduledBatch, StepOutput
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.engine.local import thread_launcher
 from guidevane_runtime.errors import EngineUnavailable
-from guidevane_runtime.server.admission import AdmissionGate
 from guidevane_runtime.server.api.admin import AdminToken
 from guidevane_runtime.server.app import create_admin_app, create_app
+from guidevane_runtime.server.bodies import BodyReader
 from guidevane_runtime.server.guard_watch import tick, watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
+from guidevane_runtime.server.tenants_keeper import TenantsKeeper
 from guidevane_runtime.server.text.tokenizer import SpecialTokens, Tokenizer
 
 TOKEN = "t"
@@ -175,6 +177,8 @@ async def house(guard: Guard | None = None) -> AsyncIterator[House]:
             template=None,
             gate=AdmissionGate(limits=lambda: limits.in_force, clock=clock),
             limits=limits,
+            tenants=TenantsKeeper(),
+            bodies=BodyReader(clock),
             metrics=metrics,
             pool=pool,
             hang_after_s=30.0,
@@ -338,6 +342,49 @@ async def test_long_prompts_are_refused_beside_others_and_let_in_alone() -> None
                 assert response.status == 200
         rejections = 'guidevane_admission_rejections_total{engine="0",model_name="m",reason="long_context"'
         assert await opened.metric(rejections) == 1
+
+
+async def test_offline_work_is_held_back_while_the_guard_says_so_and_not_refused() -> None:
+    guard = Guard(GuardConfig({Line.TTFT: 100.0}))
+    offline = {"json": {"prompt": "a", "max_tokens": 1}, "headers": {"X-Request-Class": "offline", "X-Request-Id": "o"}}
+    async with house(guard) as opened:
+        await opened.tick(guard, Line.TTFT, 300.0, 22)
+        async with opened.running("a"):
+            post = asyncio.create_task(opened.serving.post("/v1/completions", **offline))
+            await until(lambda: opened.services.stats.num_waiting == 1)
+            _, body = await opened.ask("/admin/requests/o")
+            (one,) = body["requests"]
+            assert (one["state"], one["class"], one["heldBackBy"]["limit"]) == ("waiting", "offline", "offlinePaused")
+            _, view = await opened.ask("/admin/tenants")
+            assert view["offlinePaused"]
+            # Without a file there is one tenant, without a name.
+            assert [(one["name"], one["numInFlight"], one["numKeys"]) for one in view["tenants"]] == [("", 2, 0)]
+            async with opened.serving.post("/v1/completions", json=offline["json"]) as response:
+                assert response.status == 200
+            await opened.tick(guard, Line.TTFT, 10.0, 60)
+            async with await post as response:
+                assert response.status == 200
+
+
+async def test_an_uploads_flood_is_refused_with_a_wait_and_harms_nobody_afterwards(plain: House) -> None:
+    plain.services.bodies = BodyReader(plain.clock, max_bytes=10_000)
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{" + b" " * 5_000
+        await asyncio.Event().wait()
+
+    flood = [asyncio.create_task(plain.serving.post("/v1/completions", data=endless())) for _ in range(20)]
+    await until(lambda: sum(post.done() for post in flood) == 19)
+    for post in flood:
+        if not post.done():
+            post.cancel()
+            continue
+        response = await post
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "bodies_in_flight")
+        assert 1 <= int(response.headers["Retry-After"]) <= 120
+    await until(lambda: plain.services.bodies.num_bytes == 0)
+    async with plain.serving.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) as response:
+        assert response.status == 200
 
 
 async def test_a_dry_run_is_seen_and_not_felt() -> None:

@@ -68,7 +68,8 @@ COMPLETION_CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("prompt_logprobs", {"prompt_logprobs": 1}, 400, "prompt_logprobs"),
     ("structured outputs", {"structured_outputs": {"regex": "a"}}, 400, "structured_outputs"),
     ("response_format", {"response_format": {"type": "json_object"}}, 400, "response_format"),
-    ("cache_salt", {"cache_salt": "s"}, 400, "cache_salt"),
+    ("cache_salt", {"cache_salt": ""}, 400, "cache_salt"),
+    ("service_tier", {"service_tier": "priority"}, 400, "service_tier"),
 ]
 
 CHAT_CASES: list[tuple[str, dict[str, Any], int, str | None]] = [

@@ -54,6 +54,7 @@ def play(costs: CostModel, limits_of: Callable[..., SchedulerLimits]) -> Callabl
             "num_blocks",
             "block_size",
             "is_static",
+            "tenants",
             "enable_prefix_caching",
             "is_optimistic",
             "guard",

@@ -67,6 +67,20 @@ def test_plots_are_written_where_matplotlib_is_and_asked_for_where_it_is_not(
         assert "guidevane[bench]" in capsys.readouterr().err
 
 
+def test_tenants_file_says_who_may_have_how_much(simulate: list[str], tmp_path: Path) -> None:
+    tenants, report = tmp_path / "tenants.json", tmp_path / "report.json"
+    tenants.write_text(json.dumps({"tenants": [{"name": "0", "maxInFlight": 1}]}))
+    assert main([*simulate, "--tenants", str(tenants), "--time-scale", "0.01", "--json", str(report)]) == 0
+    by_tenant = json.loads(report.read_text())["tenants"]
+    assert by_tenant["0"]["ends"] == {"finished": 1, "rejected/tenant_concurrency": 27}
+    assert all(set(one["ends"]) == {"finished"} for name, one in by_tenant.items() if name != "0")
+
+
+def test_tenants_file_that_is_not_there_is_named(simulate: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*simulate, "--tenants", "nowhere.json"]) != 0
+    assert "--tenants nowhere.json" in capsys.readouterr().err
+
+
 def test_controller_is_found_by_its_name(simulate: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "my_controller.py").write_text("class Calm:\n    def decide(self, sample):\n        return None\n")
     monkeypatch.syspath_prepend(str(tmp_path))

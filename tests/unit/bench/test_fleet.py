@@ -15,6 +15,7 @@ from guidevane_bench.simulator.fleet import Outcome
 from guidevane_bench.simulator.ledger import End, Entry
 from guidevane_bench.workload.load import LoadSpec
 from guidevane_bench.workload.request import LoadRequest
+from guidevane_runtime.core.tenants import TenantPolicy, TenantTerms
 
 Play = Callable[..., Outcome]
 Burst = Callable[..., list[LoadRequest]]
@@ -77,7 +78,7 @@ def test_full_queue_refuses_with_its_reason(play: Play, burst: Burst, limits_of:
     [
         (LoadRequest(1, 0.0, 60, 5), {"max_queued_tokens": 64}, "token_budget"),
         (LoadRequest(1, 0.0, 60, 5), {"max_prompt_tokens": 59}, "context_length"),
-        (LoadRequest(1, 0.0, 60, 5), {"max_output_tokens": 4}, "context_length"),
+        (LoadRequest(1, 0.0, 60, 5), {"max_output_tokens": 4}, "validation"),
         (LoadRequest(1, 0.0, 60, 5), {"max_model_len": 64}, "context_length"),
         (LoadRequest(1, 0.0, 160, 5), {}, "memory"),
     ],
@@ -90,6 +91,26 @@ def test_request_is_refused_at_the_door_with_the_servers_reason(
         (End.FINISHED, ""),
         (End.REJECTED, reason),
     ]
+
+
+def tenants_of(*names: str) -> list[LoadRequest]:
+    """One request each, all at once, in this order."""
+    return [LoadRequest(number, 0.0, 10, 5, name) for number, name in enumerate(names)]
+
+
+def test_a_tenant_at_its_cap_is_refused_and_another_one_comes_in(play: Play) -> None:
+    policy = TenantPolicy((TenantTerms("a", max_in_flight=2),))
+    outcome = play(tenants_of("a", "a", "a", "b", "b", "b"), tenants=policy)
+    rejected = [(entry.request.tenant, entry.reason) for entry in outcome.ledger.entries if entry.end is End.REJECTED]
+    assert rejected == [("a", "tenant_concurrency")]
+
+
+def test_tenants_are_served_in_turn_by_their_weights(play: Play, limits_of: LimitsOf) -> None:
+    policy = TenantPolicy((TenantTerms("a"), TenantTerms("b", weight=3)))
+    requests = tenants_of(*["a"] * 12, *["b"] * 12)
+    entries = play(requests, limits=limits_of(max_num_seqs=1), tenants=policy).ledger.entries
+    first_eight = sorted(entries, key=lambda entry: entry.first_scheduled_s or 0.0)[:8]
+    assert Counter(entry.request.tenant for entry in first_eight) == {"a": 2, "b": 6}
 
 
 def test_request_that_waits_too_long_times_out(play: Play, limits_of: LimitsOf) -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from guidevane_api.limits import SchedulerLimits
 from guidevane_bench.__main__ import main
 from guidevane_bench.report.build import Slo, build_report, to_bytes
-from guidevane_bench.simulator.door import Rejection
 from guidevane_bench.simulator.faults import Fault, FaultKind
 from guidevane_bench.simulator.fleet import Outcome
 from guidevane_bench.simulator.guard_log import GuardLog
 from guidevane_bench.simulator.ledger import End
 from guidevane_bench.workload.request import LoadRequest
+from guidevane_runtime.core.door import Rejection
 from guidevane_runtime.core.guard import GuardConfig
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.settings import RuntimeSettings

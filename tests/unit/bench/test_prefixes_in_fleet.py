@@ -42,10 +42,10 @@ def test_prompts_without_prefix_ids_have_nothing_in_common(play: Play) -> None:
 
 def test_waste_counts_a_shared_block_once(costs: CostModel, limits_of: Callable[..., SchedulerLimits]) -> None:
     limits = limits_of()
-    pod = SimPod(PodShape(limits, 1000), costs, limits, None)
+    pod = SimPod(PodShape(limits, 1000), costs, limits, lambda: 0.0, None)
     now_s = 0.0
     for request in alike(3):
-        pod.submit(str(request.number), request, Entry(request, LatencyHistogram()))
+        pod.offer(str(request.number), request, Entry(request, LatencyHistogram()))
         for _ in range(3):
             end_s = pod.try_begin_step(now_s)
             assert end_s is not None

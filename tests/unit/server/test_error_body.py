@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from guidevane_runtime.core.door import Refused, Rejection
 from guidevane_runtime.errors import EngineUnavailable, GuidevaneError, InvalidRequest, ServerError, WaitedTooLong
-from guidevane_runtime.server.admission import Refused, Rejection
+from guidevane_runtime.server.admission import refusal_error
 from guidevane_runtime.server.error_body import log_failure
 from guidevane_runtime.server.tracing import IDS, RequestIds
 
@@ -17,7 +18,7 @@ from guidevane_runtime.server.tracing import IDS, RequestIds
         (ServerError("the engine died"), logging.WARNING),
         (EngineUnavailable("the engine is gone"), logging.WARNING),
         # Thousands in a second, each counted in /metrics: a line each would hide all others.
-        (Refused(Rejection.QUEUE_FULL, "full", 1), logging.DEBUG),
+        (refusal_error(Refused(Rejection.QUEUE_FULL, "full", 1)), logging.DEBUG),
         (WaitedTooLong("too long"), logging.DEBUG),
         (InvalidRequest("no prompt"), logging.DEBUG),
     ],

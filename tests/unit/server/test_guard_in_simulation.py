@@ -3,15 +3,14 @@
 from prometheus_client import CollectorRegistry
 
 from guidevane_bench.report.latency import LatencyHistogram
-from guidevane_bench.simulator.door import Rejection
 from guidevane_bench.simulator.ledger import Entry
 from guidevane_bench.simulator.pod_guard import PodGuard
 from guidevane_bench.workload.request import LoadRequest
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.door import Rejection
 from guidevane_runtime.core.guard import Guard, GuardConfig, Sample
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineStats, FinishReason, RequestOutput, SamplingParams, StepReport
-from guidevane_runtime.server.admission import Rejection as ServerRejection
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.metrics import RequestTimes, ServerMetrics
 from guidevane_runtime.server.text.tokenizer import Tokenizer
@@ -59,9 +58,8 @@ def tell_server(tokenizer: Tokenizer) -> Heard:
         metrics.output_arrived(times, RequestOutput("r", (5,), first_scheduled_s=11.0), choice, 1, now_s)
     metrics.step(StepReport(14.0, stats=EngineStats(num_blocks_total=10, num_blocks_used=3)))
     for why in Rejection:
-        if why is not Rejection.NO_POD:
-            metrics.rejected(ServerRejection(why.value))
-    metrics.rejected(ServerRejection.TIMEOUT)
+        metrics.rejected(why)
+    metrics.rejected(Rejection.TIMEOUT)
     return heard
 
 

@@ -1,15 +1,16 @@
-"""What the guard needs of the server: samples, a door that refuses long prompts, limits in force beside the target."""
+"""What the guard needs of the server: samples, and limits in force beside the target."""
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from guidevane_api.admin import LimitsPatch
 from guidevane_api.limits import Envelope, PartialLimits, SchedulerLimits
+from guidevane_runtime.core.door import Rejection
 from guidevane_runtime.core.guard import GuardDecision
 from guidevane_runtime.core.guard_steps import GuardEffect, Line
+from guidevane_runtime.core.leases import Standing
 from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, SamplingParams, StepReport
 from guidevane_runtime.errors import StartError
-from guidevane_runtime.server.admission import AdmissionGate, Capacity, Refused, Rejection
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.live_requests import LiveRequests
@@ -76,42 +77,6 @@ def test_a_patch_while_the_guard_acts_sets_the_target_and_is_guarded(keeper: Lim
     assert guarded and command and command.epoch > guarded.epoch
     assert (keeper.target.max_num_seqs, command.limits.max_num_seqs) == (6, 3)
     assert keeper.follow_guard() is None
-
-
-# -------------------------------------------------------------------------------------------------------------- door
-
-
-@pytest.fixture
-def gate() -> AdmissionGate:
-    limits = SchedulerLimits(long_context_threshold_tokens=100)
-    made = AdmissionGate(limits=lambda: limits, clock=lambda: 0.0)
-    made.capacity = Capacity(num_blocks=1000, block_size=16)
-    made.enter(1)
-    return made
-
-
-def test_long_prompts_are_refused_while_the_guard_says_so(gate: AdmissionGate) -> None:
-    gate.long_context_pause_s = 30.0
-    with pytest.raises(Refused, match="the prompt has 101 tokens") as raised:
-        gate.charge(gate.enter(2), [5, 101])
-    assert (raised.value.reason, raised.value.status) == (Rejection.LONG_CONTEXT, 503)
-    assert (raised.value.code, raised.value.retry_after_s) == ("long_context", 30)
-
-
-def test_short_prompts_come_in_while_long_ones_are_refused(gate: AdmissionGate) -> None:
-    gate.long_context_pause_s = 30.0
-    gate.charge(gate.enter(1), [100])
-
-
-def test_long_prompts_come_in_when_the_guard_is_calm(gate: AdmissionGate) -> None:
-    gate.charge(gate.enter(1), [5000])
-
-
-def test_a_long_prompt_that_is_alone_is_never_locked_out() -> None:
-    gate = AdmissionGate(limits=lambda: SchedulerLimits(long_context_threshold_tokens=100), clock=lambda: 0.0)
-    gate.capacity = Capacity(num_blocks=1000, block_size=16)
-    gate.long_context_pause_s = 30.0
-    gate.charge(gate.enter(2), [5000, 5000])
 
 
 # ----------------------------------------------------------------------------------------------------------- samples
@@ -204,9 +169,9 @@ def test_a_guard_without_a_line_stops_the_start() -> None:
 def test_a_request_is_found_under_both_of_its_ids_until_it_ends() -> None:
     live = LiveRequests()
     for request_id, client_id in (("e1", "c1"), ("e2", "c2"), ("e3", "c1")):
-        live.add(request_id, client_id)
+        live.add(request_id, client_id, Standing())
     assert live.named("c1", 10) == ["e1", "e3"] and live.named("c1", 1) == ["e1"]
-    assert live.named("e2", 10) == ["e2"] and live.client_id("e2") == "c2"
+    assert live.named("e2", 10) == ["e2"] and live.origin("e2") == ("c2", Standing())
     live.forget("e1")
     live.forget("e1")
-    assert (live.named("c1", 10), live.oldest(1), len(live), live.client_id("e1")) == (["e3"], ["e2"], 2, "")
+    assert (live.named("c1", 10), live.oldest(1), len(live), live.origin("e1")) == (["e3"], ["e2"], 2, None)

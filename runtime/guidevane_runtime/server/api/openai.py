@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from guidevane_runtime.errors import InvalidRequest, WaitedTooLong
-from guidevane_runtime.server.admission import Lease, Rejection
+from guidevane_runtime.core.leases import Lease
+from guidevane_runtime.errors import InvalidRequest
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.generation import Generation
 from guidevane_runtime.server.jobs import Job, read_chat, read_completion
@@ -16,9 +16,11 @@ from guidevane_runtime.server.sampling import check_token_ids
 from guidevane_runtime.server.schemas import ChatCompletionRequest, CompletionRequest, parse_body
 from guidevane_runtime.server.services import SERVICES, Services
 from guidevane_runtime.server.shapes import AnswerShape, ChatShape, CompletionShape, Envelope
+from guidevane_runtime.server.standing import Wishes
 from guidevane_runtime.server.streams import answer_stream, answer_whole
 from guidevane_runtime.server.tracing import IDS
 
+ReadJob = Callable[[bytes, Services], Job]
 MakeShape = Callable[[Envelope, Job, Services], AnswerShape]
 
 routes = web.RouteTableDef()
@@ -26,32 +28,25 @@ routes = web.RouteTableDef()
 
 @routes.post("/v1/completions")
 async def completions(request: web.Request) -> web.StreamResponse:
-    services = request.app[SERVICES]
-    with services.door():
-        services.check_open()
-        raw = await request.read()
-        job = await services.off_loop(len(raw), lambda: read_completion(parse_body(raw, CompletionRequest), services))
-    return await _answer(request, job, "cmpl", _completion_shape)
+    return await _answer(request, _read_completion, "cmpl", _completion_shape)
 
 
 @routes.post("/v1/chat/completions")
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    services = request.app[SERVICES]
-    with services.door():
-        services.check_open()
-        raw = await request.read()
-        job = await services.off_loop(len(raw), lambda: read_chat(parse_body(raw, ChatCompletionRequest), services))
-    return await _answer(request, job, "chatcmpl", _chat_shape)
+    return await _answer(request, _read_chat, "chatcmpl", _chat_shape)
 
 
 @routes.get("/v1/models")
 async def models(request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [_model(request.app[SERVICES])]})
+    services = request.app[SERVICES]
+    services.tenants.tenant_of(request.headers)
+    return web.json_response({"object": "list", "data": [_model(services)]})
 
 
 @routes.get("/v1/models/{name:.+}")
 async def model(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
+    services.tenants.tenant_of(request.headers)
     services.check_model(request.match_info["name"])
     return web.json_response(_model(services))
 
@@ -69,6 +64,14 @@ def _model(services: Services) -> dict[str, object]:
     }
 
 
+def _read_completion(raw: bytes, services: Services) -> Job:
+    return read_completion(parse_body(raw, CompletionRequest), services)
+
+
+def _read_chat(raw: bytes, services: Services) -> Job:
+    return read_chat(parse_body(raw, ChatCompletionRequest), services)
+
+
 def _completion_shape(envelope: Envelope, job: Job, services: Services) -> AnswerShape:
     return CompletionShape(envelope, services.tokenizer, job.num_logprobs)
 
@@ -77,13 +80,20 @@ def _chat_shape(envelope: Envelope, job: Job, services: Services) -> AnswerShape
     return ChatShape(envelope, services.tokenizer, job.num_logprobs)
 
 
-async def _answer(request: web.Request, job: Job, prefix: str, make_shape: MakeShape) -> web.StreamResponse:
+async def _answer(request: web.Request, read: ReadJob, prefix: str, make_shape: MakeShape) -> web.StreamResponse:
+    """Up the ladder: open, key, body, places, tokens; then the answer. What is not awaited is one tick of the loop."""
     services = request.app[SERVICES]
-    arrival_s = services.clock()
     with services.door():
-        leases = services.gate.enter(job.count)
+        services.check_open()
+        tenant = services.tenants.tenant_of(request.headers)
+    with services.door(tenant):
+        wishes = Wishes.of(request.headers)
+        async with services.bodies.read(request) as raw:
+            job = await services.off_loop(len(raw), lambda: read(raw, services))
+        standing = wishes.standing(tenant, job, services.clock())
+        leases = services.gate.enter(standing, job.count)
     try:
-        with services.door():
+        with services.door(tenant):
             choices = await _choices(job, services, leases)
         envelope = Envelope(
             answer_id=f"{prefix}-{uuid.uuid4().hex}",
@@ -92,14 +102,8 @@ async def _answer(request: web.Request, job: Job, prefix: str, make_shape: MakeS
             include_usage=job.include_usage,
             continuous_usage=job.continuous_usage,
         )
-        generation = Generation(
-            services,
-            choices,
-            leases,
-            client_id=request[IDS].request_id,
-            priority=job.sampling.priority,
-            arrival_s=arrival_s,
-        )
+        ids = request[IDS]
+        generation = Generation(services, choices, leases, client_id=ids.request_id, cache_salt=job.cache_salt)
         return await _generate(request, job, generation, make_shape(envelope, job, services), envelope)
     finally:
         for lease in leases:
@@ -117,9 +121,6 @@ async def _generate(
             return await answer_whole(generation, shape)
     except (asyncio.CancelledError, ConnectionError):
         services.metrics.client_gone()
-        raise
-    except WaitedTooLong:
-        services.metrics.rejected(Rejection.TIMEOUT)
         raise
     finally:
         services.metrics.answer_ended(job.sampling.n, max(choice.num_tokens for choice in generation.choices))

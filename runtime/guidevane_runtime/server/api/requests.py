@@ -55,9 +55,12 @@ def _body(services: Services, explained: Sequence[Explanation], total: int) -> w
 
 
 def _entry(services: Services, one: Explanation) -> dict[str, Any]:
+    origin = services.live.origin(one.request_id)
     return {
         "id": one.request_id,
-        "requestId": services.live.client_id(one.request_id),
+        "requestId": origin.client_id if origin else "",
+        "tenant": origin.standing.tenant if origin else "",
+        "class": origin.standing.request_class if origin else None,
         "state": one.state,
         "position": one.position,
         "ageSeconds": round(one.age_s, 3),

@@ -1,0 +1,72 @@
+"""Reads request bodies within a budget of bytes: a flood of large or slow uploads fills no memory.
+
+A body is in no lease yet, as nobody knows what it asks for before it is read.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from guidevane_runtime.core.door import Refused, Rejection
+from guidevane_runtime.core.pace import Rate
+from guidevane_runtime.errors import InvalidRequest
+
+MAX_BYTES_IN_FLIGHT = 256 << 20
+"""Of all bodies that are being read or parsed: eight of the largest."""
+READ_TIMEOUT_S = 60.0
+"""For one body. 32 MiB in it are 4.5 Mbit/s."""
+
+
+class BodyReader:
+    """Counts the bytes that are there, not those that are announced: a client that sends nothing takes nothing."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        max_bytes: int = MAX_BYTES_IN_FLIGHT,
+        read_timeout_s: float = READ_TIMEOUT_S,
+    ) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._read_timeout_s = read_timeout_s
+        self._stays = Rate(1.0)
+        """Of bodies, from their first byte until they are parsed."""
+        self.num_bytes = 0
+        """Of all bodies that are here."""
+
+    @asynccontextmanager
+    async def read(self, request: web.Request) -> AsyncIterator[bytes]:
+        """The whole body; it counts until the context ends. Raises Refused when all of them together get too large."""
+        began_s, body = self._clock(), bytearray()
+        try:
+            await self._fill(body, request)
+            yield bytes(body)
+        finally:
+            self.num_bytes -= len(body)
+            self._stays.add(1, self._clock() - began_s, is_busy=True)
+
+    async def _fill(self, body: bytearray, request: web.Request) -> None:
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                while chunk := await request.content.readany():
+                    self._ensure_room(len(chunk))
+                    body += chunk
+                    self.num_bytes += len(chunk)
+                    if len(body) > request.client_max_size:
+                        raise web.HTTPRequestEntityTooLarge(request.client_max_size)
+        except TimeoutError as error:
+            raise InvalidRequest(
+                f"{len(body)} bytes of the body arrived within {self._read_timeout_s:.0f} s, and not its end; send it "
+                "faster or in parts",
+                code="body_too_slow",
+            ) from error
+
+    def _ensure_room(self, num_bytes: int) -> None:
+        if self.num_bytes + num_bytes > self._max_bytes:
+            raise Refused(
+                Rejection.BODIES,
+                f"request bodies that are being read hold {self.num_bytes} bytes, {self._max_bytes} are allowed",
+                self._stays.s_per_unit,
+            )
