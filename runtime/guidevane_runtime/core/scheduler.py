@@ -135,10 +135,12 @@ class Scheduler:
 
     def apply(self, batch: ScheduledBatch, output: StepOutput) -> None:
         """Take in what the step computed. Results of requests that ended meanwhile are dropped, their blocks freed."""
+        num_drafts = batch.num_drafts
         for seq, sampled in zip(batch.seqs, output.sampled, strict=True):
             if request := self._live.get(seq.request_id):
-                if num_drafts := batch.num_drafts.get(seq.request_id):
-                    self._take_in_verified(request, num_drafts, output.drawn(seq.request_id, sampled))
+                if num_drafts and seq.request_id in num_drafts:
+                    drawn = output.drawn(seq.request_id, sampled)
+                    self._take_in_verified(request, num_drafts[seq.request_id], drawn)
                 else:
                     self._take_in(request, len(seq.token_ids), sampled)
         self._in_flight = frozenset()

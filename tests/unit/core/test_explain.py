@@ -127,6 +127,7 @@ def test_a_long_prompt_waits_for_the_one_in_prefill(make_rig) -> None:
     [
         ({"max_num_batched_tokens": 4, "prefill_token_budget": 4, "prefill_chunk_size": 4}, Hold.TOTAL_BUDGET),
         ({"prefill_token_budget": 4, "prefill_chunk_size": 4}, Hold.PREFILL_BUDGET),
+        ({"max_num_batched_tokens": 5, "prefill_token_budget": 4, "prefill_chunk_size": 4}, Hold.PREFILL_BUDGET),
     ],
 )
 def test_the_tokens_of_a_step_are_spent_on_a_prefill(make_rig, limits: dict[str, int], hold: Hold) -> None:

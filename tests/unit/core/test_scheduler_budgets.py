@@ -126,3 +126,19 @@ def test_two_tokens_left_is_still_a_prefill_in_progress(make_rig) -> None:
     rig.submit("a", 6)
     rig.submit("b", 12)
     assert [rig.step(), rig.step()] == [{"a": 4}, {"a": 2, "b": 4}]
+
+
+def test_one_token_that_is_left_after_a_step_takes_no_prefill_lane(make_rig) -> None:
+    """It is a decode then, for those in a lane and for those who want one."""
+    rig = make_rig(max_partial_prefills=1, prefill_chunk_size=4)
+    rig.submit("a", 5)
+    rig.submit("b", 40)
+    rig.submit("c", 5)
+    assert rig.step() == {"a": 4, "b": 4, "c": 4}
+
+
+def test_a_prompt_as_long_as_the_threshold_is_not_long(make_rig) -> None:
+    rig = make_rig(max_partial_prefills=3, prefill_chunk_size=4, long_context_threshold_tokens=20)
+    for name, num_prompt_tokens in (("a", 40), ("b", 21), ("c", 20)):
+        rig.submit(name, num_prompt_tokens)
+    assert rig.step() == {"a": 4, "c": 4}
