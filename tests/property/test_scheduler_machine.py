@@ -156,7 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompt_st, params=params_st, priority=st.integers(-1, 1), scope=scope_st)
     def submit(self, prompt: tuple[int, ...], params: SamplingParams, priority: int, scope: CacheScope) -> None:
-        submit = Submit(str(len(self.clients)), prompt, params, self.now_s, priority, scope)
+        submit = Submit(str(len(self.clients)), prompt, params, self.now_s, priority=priority, cache_scope=scope)
         self.clients[submit.request_id] = Client(submit, self.scheduler.limits.target, self.pool, self.runner)
         self.scheduler.submit(submit)
         self.listen()
