@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, TypeVar
 
+from tests.property.traffic import VOCAB_SIZE, SpoilingRunner
+
 from guidevane_runtime.core.messages import EngineSettings
 from guidevane_runtime.core.plan import ScheduledBatch, StepOutput
 from guidevane_runtime.engine.link import EngineHandle
 from guidevane_runtime.engine.mailbox import Mailbox, encode
 from guidevane_runtime.engine.process import serve
 from guidevane_runtime.errors import ModelNotFound
-from tests.property.traffic import VOCAB_SIZE, SpoilingRunner
 
 T = TypeVar("T")
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 40, 4, 120

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 MIN_STEPS = 20_000
-SIZES = {"SchedulerMachine": (400, 40), "EngineMachine": (100, 30), "DoorMachine": (100, 30)}
+SIZES = {"SchedulerMachine": (500, 40), "EngineMachine": (100, 30), "DoorMachine": (150, 30)}
 """Examples of each machine, and steps of an example."""
 
 num_steps: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 """The server's client against engines that fail, hang and die at any point: A26 and I3, from the client's side.
 
-Whatever becomes of an engine, each request gets exactly one terminal output, with the right tokens before it; limits and
-questions get an answer or a refusal; and a new engine starts with nothing of the old one.
+Whatever becomes of an engine, each request gets exactly one terminal output, with the right tokens before it; limits
+and questions get an answer or a refusal; and a new engine starts with nothing of the old one.
 """
 
 import asyncio
@@ -11,6 +11,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import initialize, invariant, precondition, rule
+from tests.property.lockstep import Fate, Launcher, Load, SteppedEngine, VirtualLoop
+from tests.property.machine import Machine, size_of
+from tests.property.traffic import VOCAB_SIZE, prompt_st
 
 from guidevane_api.admin import LimitsSource
 from guidevane_api.limits import Envelope, SchedulerLimits
@@ -28,9 +31,6 @@ from guidevane_runtime.core.messages import (
 from guidevane_runtime.engine.client import EngineClient, EngineState
 from guidevane_runtime.engine.stream import RequestStream
 from guidevane_runtime.errors import EngineUnavailable
-from tests.property.lockstep import Fate, Launcher, Load, SteppedEngine, VirtualLoop
-from tests.property.machine import Machine, size_of
-from tests.property.traffic import VOCAB_SIZE, prompt_st
 
 HANG_TIMEOUT_S = 20.0
 SETTINGS = EngineSettings(model_path="/models/fake", limits=SchedulerLimits(), envelope=Envelope())
@@ -62,8 +62,8 @@ class Reader:
 
 
 class EngineMachine(Machine):
-    @initialize()
-    def boot(self) -> None:
+    @initialize(is_up=st.sampled_from([True, True, True, False]))
+    def boot(self, is_up: bool) -> None:
         logging.disable()  # each failure is logged with its traceback
         self.faults: list[dict[str, Any]] = []
         self.loop = VirtualLoop()
@@ -76,6 +76,8 @@ class EngineMachine(Machine):
         self.last_reports: dict[int, StepReport] = {}
         """By the number of its engine."""
         self.begin(self.client.start(SETTINGS))
+        if is_up:
+            self.go()
 
     def begin(self, coroutine: Any) -> asyncio.Task[Any]:
         task = self.loop.begin(coroutine)
@@ -126,7 +128,7 @@ class EngineMachine(Machine):
             self.go()
 
     @precondition(lambda self: self.engine)
-    @rule(fate=st.sampled_from(Fate))
+    @rule(fate=st.sampled_from(Fate).filter(lambda fate: fate is not Fate.GOES_ON))
     def meet(self, fate: Fate) -> None:
         self.go(fate)
 
@@ -139,15 +141,28 @@ class EngineMachine(Machine):
     def choose_how_the_next_engine_starts(self, load: Load) -> None:
         self.launch.next_load = load
 
-    @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, HANG_TIMEOUT_S + 1]))
+    @precondition(lambda self: self.client.state is EngineState.RESTARTING)
+    @rule()
+    def come_back(self) -> None:
+        self.loop.advance(4.0)
+        self.go()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 1.0, HANG_TIMEOUT_S + 1]))
     def wait(self, seconds: float) -> None:
         """Longer than the time after which a silent engine is taken for dead, too."""
+        was_ready = self.client.state is EngineState.READY
         self.loop.advance(seconds)
+        assert not (was_ready and seconds > HANG_TIMEOUT_S) or self.client.state is not EngineState.READY
 
     def go(self, fate: Fate = Fate.GOES_ON, failing: set[int] | frozenset[int] = frozenset()) -> None:
+        was_ready = self.client.state is EngineState.READY
         if self.engine:
             self.engine.go(fate, failing)
             self.loop.run_forever()
+        if was_ready and fate is Fate.GOES_ON:
+            # The mail is obeyed in the iteration that finds it.
+            assert self.client.last_report is not None and self.client.last_report.epoch == self.epoch
+            assert all(reader.ends for reader in self.readers.values() if reader.may_abort)
 
     async def obeyed(self, command: SetLimits) -> None:
         try:
@@ -185,6 +200,7 @@ class EngineMachine(Machine):
     @invariant()
     def the_client_is_ready_when_its_engine_is(self) -> None:
         assert (self.client.state is EngineState.READY) == (self.client.ready is not None)
+        assert self.client.last_report is None or self.client.ready is not None
         assert sum(engine.is_alive for engine in self.launch.engines) <= 1
 
     @invariant()
