@@ -43,6 +43,8 @@ class Step:
         planned = {seq.request_id: len(seq.token_ids) for seq in batch.seqs}
         self.partial = [r for r in self.running if r.num_uncomputed_tokens - planned.get(r.request_id, 0) > 1]
         self.newcomers = [r for r in self.running if r not in before.turns]
+        self.has_prefill = any(r in before.turns and r.num_uncomputed_tokens > 1 for r in self.running)
+        """Whether one was in progress before."""
         self.num_decodes = sum(seq.is_decode for seq in batch.seqs)
         self.has_preempted = scheduler.stats(0.0).num_preemptions > before.num_preemptions
 
@@ -111,8 +113,13 @@ class Step:
             assert cap is None or self._running_of(tenant) <= cap
 
     def check_places(self) -> None:
-        """I7: inside a class of a tenant nobody passes an earlier place, but those that wait for a prefill lane."""
+        """I7: inside a class of a tenant nobody passes an earlier place, but those that wait for a prefill lane.
+
+        While a prefill is in progress, a prompt that ends in this step may pass: it does not wait for long ones.
+        """
         for late in self.newcomers:
+            if self.has_prefill and late not in self.partial:
+                continue
             for early in self.scheduler.waiting:
                 if _flow(early) == _flow(late) and not self._may_lack_lane(early):
                     assert due_s(late.submit) <= due_s(early.submit)
