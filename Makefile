@@ -9,7 +9,7 @@ CLUSTER ?= node
 export CLUSTER
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup binaries lint test-fast e2e test demo demo-local bench crds goldens lock clean
+.PHONY: help setup binaries lint test-fast fuzz e2e test demo demo-local bench crds goldens lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ lint: setup ## style, types, import rules
 
 test-fast: setup ## everything that needs no cluster
 	$(RUN) pytest tests
+
+fuzz: setup ## property tests with a new seed and 5,000 examples each; SEED and EXAMPLES set them
+	HYPOTHESIS_EXAMPLES=$${EXAMPLES:-5000} $(RUN) pytest tests/property --hypothesis-seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 
 e2e: setup ## the user stories on a real cluster (Linux and root; CLUSTER=kind or CLUSTER=current for others)
 	$(RUN) e2e

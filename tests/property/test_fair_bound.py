@@ -167,7 +167,9 @@ class Rig:
         tenant = "" if self.is_fcfs else burst.tenant
         # No two have a token in common: what a prefix cache finds is no service.
         prompt = (len(self.arrivals),) * burst.num_prompt
-        self.scheduler.submit(Submit(name, prompt, params, step / 1000, 0, tenant, burst.request_class))
+        self.scheduler.submit(
+            Submit(name, prompt, params, step / 1000, tenant=tenant, request_class=burst.request_class)
+        )
 
     def step(self, step: int) -> None:
         self.services.note(self.backlogged())

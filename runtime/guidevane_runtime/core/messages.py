@@ -4,7 +4,7 @@ The engine drains its mailbox at the top of every iteration; nothing else change
 StepReport per step. Times are seconds of CLOCK_MONOTONIC, which both processes of a pod share.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 from msgspec import Struct
@@ -93,6 +93,7 @@ class Submit:
     arrival_s: float
     priority: int = 0
     """Lower runs earlier, inside its tenant and class."""
+    _: KW_ONLY
     tenant: str = ""
     """Whose share of the service it uses. Empty: of those without a name, who share as one tenant."""
     request_class: RequestClass = RequestClass.INTERACTIVE

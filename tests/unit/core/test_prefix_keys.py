@@ -99,6 +99,12 @@ def test_every_field_of_a_request_is_in_the_key_or_does_not_touch_kv() -> None:
     assert {field.name for field in dataclasses.fields(CacheScope)} == {"tenant", "salt", "adapter_digest"}
 
 
+def test_a_scope_is_given_by_name_so_that_none_lands_in_another_field() -> None:
+    params = SamplingParams(max_tokens=1, seed=0)
+    with pytest.raises(TypeError, match="positional arguments"):
+        Submit("a", (1,), params, 0.0, 0, CacheScope(tenant="a"))  # type: ignore[call-arg, misc]
+
+
 def test_a_request_is_in_the_shared_scope_unless_it_says_otherwise() -> None:
     submit: Any = Submit("a", (1,), SamplingParams(max_tokens=1, seed=0), 0.0)
     assert submit.cache_scope == CacheScope("", "", b"")
