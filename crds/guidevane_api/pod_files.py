@@ -4,6 +4,7 @@ The operator writes them from spec.tenancy and spec.slo; without Kubernetes a pe
 """
 
 from collections import Counter
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -48,11 +49,25 @@ class TenantsFile(ApiModel):
         return self
 
 
+class GuardMode(StrEnum):
+    """What the guard may do."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    """It decides, logs and exports, and changes nothing."""
+    ON = "on"
+
+
 class ProtectionLines(ApiModel):
     """Lines of the SLO that a pod's guard protects. None: not looked at."""
 
+    mode: GuardMode = GuardMode.ON
     ttft_p95_milliseconds: Milliseconds | None = None
     itl_p95_milliseconds: Milliseconds | None = None
     queue_wait_p95_milliseconds: Milliseconds | None = None
     kv_cache_utilization_max_percent: Percent | None = None
     admission_reject_rate_max_percent: Percent | None = None
+
+    def given(self) -> dict[str, int]:
+        """The lines that are set, by their Python names."""
+        return self.model_dump(exclude={"mode"}, exclude_none=True)

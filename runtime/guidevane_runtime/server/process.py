@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from guidevane_api.limits import SchedulerLimits, limit_violations
+from guidevane_api.pod_files import ProtectionLines
 from guidevane_runtime.core.guard import Guard, Sample
 from guidevane_runtime.core.messages import EngineFailed, StepReport
 from guidevane_runtime.engine.client import EngineClient
@@ -22,12 +23,13 @@ from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.server.admission import AdmissionGate
 from guidevane_runtime.server.api.admin import AdminToken, watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
-from guidevane_runtime.server.guard_watch import watch_guard
+from guidevane_runtime.server.guard_watch import build_guard, watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
 from guidevane_runtime.server.text.chat_template import ChatTemplate
 from guidevane_runtime.server.text.tokenizer import load_tokenizer
+from guidevane_runtime.server.watched_file import WatchedFile
 from guidevane_runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ class Server:
     async def _serve(self, services: Services) -> None:
         watches = [asyncio.create_task(watch_lease(services))]
         if services.guard is not None:
-            watches.append(asyncio.create_task(watch_guard(services, services.guard)))
+            watches.append(asyncio.create_task(watch_guard(services, services.guard, services.slo_file)))
         try:
             await self._wait_for_stop(services)
             await self._drain(services)
@@ -156,7 +158,8 @@ def build_services(
     """Everything that handlers need, from the settings; the engine is not started."""
     tokenizer = load_tokenizer(model_path)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.special) if tokenizer.chat_template else None
-    guard = Guard(settings.guard_config) if settings.guard_config else None
+    slo_file = WatchedFile(settings.slo_file, "--slo-file", ProtectionLines) if settings.slo_file else None
+    guard = build_guard(settings.protection, slo_file)
     limits = _limits_keeper(settings, guard, clock)
     metrics = ServerMetrics(
         CollectorRegistry(), settings.model_name, settings.envelope_max_model_len or limits.startup.max_model_len
@@ -176,6 +179,7 @@ def build_services(
         pool=ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize"),
         hang_after_s=settings.hang_seconds,
         guard=guard,
+        slo_file=slo_file,
         clock=clock,
     )
 

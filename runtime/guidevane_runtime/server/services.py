@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from guidevane_api.pod_files import ProtectionLines
 from guidevane_runtime.core.guard import Guard
 from guidevane_runtime.core.messages import EngineStats, StepReport
 from guidevane_runtime.engine.client import EngineClient
@@ -22,6 +23,7 @@ from guidevane_runtime.server.live_requests import LiveRequests
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.text.chat_template import ChatTemplate
 from guidevane_runtime.server.text.tokenizer import Tokenizer
+from guidevane_runtime.server.watched_file import WatchedFile
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class Services:
     """Silence of the engine after which the pod is not ready."""
     guard: Guard | None = None
     """None: it is off."""
+    slo_file: WatchedFile[ProtectionLines] | None = None
+    """Where the guard's lines come from, if they may change."""
     clock: Callable[[], float] = time.monotonic
     live: LiveRequests = field(default_factory=LiveRequests)
     created: int = field(default_factory=lambda: int(time.time()))

@@ -1,0 +1,52 @@
+"""A small JSON file that somebody else writes while the runtime runs, such as a mounted ConfigMap or Secret."""
+
+import logging
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from guidevane_runtime.errors import StartError
+from guidevane_runtime.settings import sentence_of
+
+logger = logging.getLogger(__name__)
+
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class WatchedFile(Generic[Content]):
+    """Read in full at each look: a folder that the kubelet swaps has no other sign of a change than its content."""
+
+    def __init__(self, path: Path, flag: str, model: type[Content]) -> None:
+        """flag: what the file was given with, for messages."""
+        self._path, self._flag, self._model = path, flag, model
+        self._seen: bytes | None = None
+        self._fault = ""
+
+    def read(self) -> Content:
+        """What it says at the start. Raises StartError for one that can't be read, or says something else."""
+        try:
+            self._seen = self._path.read_bytes()
+            return self._model.model_validate_json(self._seen)
+        except (OSError, ValidationError) as error:
+            raise StartError(f"can't read {self._flag} {self._path}: {sentence_of(error)}") from error
+
+    def changed(self) -> Content | None:
+        """What it says now, None if that is nothing new.
+
+        A bad file is nothing new, and is logged once: what was read before stays in force.
+        """
+        try:
+            raw = self._path.read_bytes()
+            is_new, self._seen = raw != self._seen, raw
+            content = self._model.model_validate_json(raw) if is_new else None
+        except (OSError, ValidationError) as error:
+            self._complain(sentence_of(error))
+            return None
+        self._fault = ""
+        return content
+
+    def _complain(self, fault: str) -> None:
+        if fault != self._fault:
+            logger.warning("file ignored", extra={"flag": self._flag, "path": str(self._path), "reason": fault})
+        self._fault = fault
