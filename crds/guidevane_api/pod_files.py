@@ -41,7 +41,7 @@ class TenantsFile(ApiModel):
         """No name, no key and no lack of a key twice."""
         for what, values in (
             ("name", [tenant.name for tenant in self.tenants]),
-            ("key", [digest[:8] for tenant in self.tenants for digest in tenant.key_sha256 or ("none",)]),
+            ("key", [digest for tenant in self.tenants for digest in tenant.key_sha256 or ("none",)]),
         ):
             for value, count in Counter(values).items():
                 if count > 1:

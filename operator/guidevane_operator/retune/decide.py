@@ -20,7 +20,7 @@ from guidevane_operator.retune.snapshot import (
     Snapshot,
     limit_field,
 )
-from guidevane_operator.signals import Absent, Known, Signal, known_value
+from guidevane_operator.signals import Absent, Known, Signal, Signals, guard_words, known_value
 
 STRONG_BREACH = 1.5
 """A ratio above this acts on its first look; below, a rule must match twice in a row."""
@@ -85,12 +85,24 @@ def _gate(snapshot: Snapshot) -> Hold | None:
         return Hold(HoldReason.ROLLOUT_IN_PROGRESS, "pods of two revisions are running")
     if not snapshot.in_sync:
         return Hold(HoldReason.LIMITS_NOT_IN_SYNC, "not every ready pod obeys the limits yet")
+    if snapshot.guard_may_act and (guarded := _guard(signals)):
+        return guarded
     last = snapshot.last_move
     if last is not None:
         left_s = last.at_s + snapshot.policy.settle_s(last.direction) - snapshot.now_s
         if left_s > 0:
             return Hold(HoldReason.SETTLING, f"{left_s:.0f} s until the last change shows in the window")
     return None
+
+
+def _guard(signals: Signals) -> Hold | None:
+    """The fast loop goes first: what the pods obey now is its doing, and not what a move of ours would be judged by."""
+    level = known_value(signals.guard_level)
+    if level is None:
+        return Hold(HoldReason.METRICS_UNKNOWN, "the guards' level is not known")
+    if level <= 0:
+        return None
+    return Hold(HoldReason.GUARD_ACTS, f"the guard gives way: {guard_words(signals)}")
 
 
 def _ratios(snapshot: Snapshot) -> Ratios:

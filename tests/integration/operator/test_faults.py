@@ -24,6 +24,7 @@ KNOWN = {
     "itl_p99_ms:samples": 3000,
     "queue_wait_p95_ms": 100,
     "queue_wait_p95_ms:samples": 60,
+    "guard_level": 0,
 }
 """ITL far above its line, TTFT with room: the chunk should be halved."""
 

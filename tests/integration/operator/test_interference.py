@@ -20,6 +20,7 @@ CALM = {
     "itl_p95_ms:samples": 3000,
     "queue_wait_p95_ms": 100,
     "queue_wait_p95_ms:samples": 60,
+    "guard_level": 0,
 }
 FAST = {"monitoring": {"scrapeIntervalSeconds": 1}}
 
