@@ -118,6 +118,7 @@ async def test_a_service_made_again_waits_for_the_children_of_the_old_one(cluste
         ("v1/serviceaccounts", "chat"),
         ("v1/configmaps", "chat-limits"),
         ("v1/secrets", "chat-admin"),
+        ("v1/secrets", "chat-tenants"),
         ("v1/services", "chat"),
         ("apps/v1/deployments", "chat"),
     ):

@@ -149,6 +149,14 @@ def test_the_tuner_waits_while_the_guard_acts_or_may_act(level: Signal, reason: 
     assert isinstance(decide(snapshot(breach, guard_may_act=False)), Move), "a dry run moves nothing"
 
 
+def test_a_small_breach_that_the_guard_came_between_needs_no_second_look_afterwards() -> None:
+    small, guarded = signals(itl_p95_ms=150), signals(itl_p95_ms=80, guard_level=1)
+    first = decide(snapshot(small))
+    between = decide(snapshot(guarded, previous_rule=first.rule))
+    after = decide(snapshot(small, previous_rule=between.rule))
+    assert [type(decision) for decision in (first, between, after)] == [Hold, Hold, Move]
+
+
 def test_a_guard_that_acts_is_named_with_its_level_and_lines() -> None:
     breach = dataclasses.replace(signals(guard_level=2), guard_lines=("itlP95Milliseconds",))
     decision = decide(snapshot(breach))
