@@ -38,14 +38,14 @@ class TenantsFile(ApiModel):
 
     @model_validator(mode="after")
     def _every_request_is_one_tenants(self) -> Self:
-        """No name, no key and no lack of a key twice."""
-        for what, values in (
-            ("name", [tenant.name for tenant in self.tenants]),
-            ("key", [digest for tenant in self.tenants for digest in tenant.key_sha256 or ("none",)]),
+        """No name, no key and no lack of a key twice. Of a digest only the beginning is told."""
+        for what, length, values in (
+            ("name", 253, [tenant.name for tenant in self.tenants]),
+            ("key", 8, [digest for tenant in self.tenants for digest in tenant.key_sha256 or ("none",)]),
         ):
             for value, count in Counter(values).items():
                 if count > 1:
-                    raise ValueError(f"{count} tenants have the {what} {value}; give each tenant its own")
+                    raise ValueError(f"{count} tenants have the {what} {value[:length]}; give each tenant its own")
         return self
 
 
