@@ -205,7 +205,7 @@ def _refuse_misspelt_environment(environment: Mapping[str, str]) -> None:
 
 
 def sentence_of(error: Exception) -> str:
-    """An error of a file or of a model in one line."""
+    """An error of a file or of a model in one line, without the value that is wrong: it may be a secret."""
     if not isinstance(error, ValidationError):
         return str(error)
     found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]

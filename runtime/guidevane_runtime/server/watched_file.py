@@ -21,7 +21,12 @@ class WatchedFile(Generic[Content]):
         """flag: what the file was given with, for messages."""
         self._path, self._flag, self._model = path, flag, model
         self._seen: bytes | None = None
-        self._fault = ""
+        self._complaint: tuple[bytes | None, str] | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it could be obeyed as it was at the last look."""
+        return self._complaint is None
 
     def read(self) -> Content:
         """What it says at the start. Raises StartError for one that can't be read, or says something else."""
@@ -34,19 +39,21 @@ class WatchedFile(Generic[Content]):
     def changed(self) -> Content | None:
         """What it says now, None if that is nothing new.
 
-        A bad file is nothing new, and is logged once: what was read before stays in force.
+        A bad file is nothing new, and is logged once per content: what was read before stays in force.
         """
+        seen, self._seen = self._seen, None
         try:
-            raw = self._path.read_bytes()
-            is_new, self._seen = raw != self._seen, raw
-            content = self._model.model_validate_json(raw) if is_new else None
+            self._seen = self._path.read_bytes()
+            if self._seen == seen:
+                return None
+            content = self._model.model_validate_json(self._seen)
         except (OSError, ValidationError) as error:
             self._complain(sentence_of(error))
             return None
-        self._fault = ""
+        self._complaint = None
         return content
 
     def _complain(self, fault: str) -> None:
-        if fault != self._fault:
+        if self._complaint != (self._seen, fault):
             logger.warning("file ignored", extra={"flag": self._flag, "path": str(self._path), "reason": fault})
-        self._fault = fault
+        self._complaint = self._seen, fault
