@@ -25,6 +25,8 @@ class ConditionType(StrEnum):
     """Every ready pod reports the limits and the epoch that status.limits says."""
     RETUNE_ACTIVE = "RetuneActive"
     """The tuner is in mode Auto and sees its signals."""
+    TENANT_KEYS_FOUND = "TenantKeysFound"
+    """Every tenant of spec.tenancy has a key of its own in its Secret, or there are none."""
 
 
 class ConditionStatus(StrEnum):
@@ -128,6 +130,15 @@ class Reason(StrEnum):
     BLIND = "Blind"
     """The tuner does not see its signals, so it does nothing."""
 
+    KEYS_FOUND = "KeysFound"
+    """TenantKeysFound is True."""
+    KEY_MISSING = "KeyMissing"
+    """A tenant's Secret, or the key in it, is missing, empty or unusable; the message names them."""
+    KEY_SHARED = "KeyShared"
+    """Two tenants have the same key, so requests with it are nobody's."""
+    KEYS_NOT_READ = "KeysNotRead"
+    """Secrets of tenants were not read yet."""
+
 
 class EventReason(StrEnum):
     """Reasons of events. Events are sent on transitions only, with a fixed message skeleton each."""
@@ -146,6 +157,12 @@ class EventReason(StrEnum):
     """Normal. Pods of a new revision are being made."""
     ROLLOUT_COMPLETED = "RolloutCompleted"
     """Normal. All pods are of the present revision."""
+    GUARD_RECOVERED = "GuardRecovered"
+    """Normal. The guards of all pods have been back at level 0 for a minute."""
+    GUARD_GAVE_WAY = "GuardGaveWay"
+    """Warning. A pod's guard gives way, or would in mode Observe: how far, and for which lines."""
+    TENANT_LOCKED_OUT = "TenantLockedOut"
+    """Warning. A tenant has no usable key and is refused: which, why, and the way out."""
     METRICS_LOST = "MetricsLost"
     """Warning. Signals are gone: no move until they are back."""
     SLO_BREACHED = "SLOBreached"

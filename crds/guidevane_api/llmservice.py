@@ -144,9 +144,9 @@ class LLMServiceSpec(ApiModel):
     """Live gates of the scheduler; running requests go on. A limit that is left out has a conservative default that
     is never above the envelope."""
     slo: Annotated[SLOSpec, LIVE] = SLOSpec()
-    """What a good answer is."""
+    """What a good answer is, and the lines that the guard protects."""
     retune: Annotated[RetuneSpec, LIVE] = RetuneSpec()
-    """The tuner, which moves spec.limits for you."""
+    """The tuner, which moves spec.limits for you, and the guard."""
     autoscaling: Annotated[AutoscalingSpec | None, Later("autoscaling")] = None
     """Replicas that follow the SLO."""
     resources: Annotated[ResourcesSpec, ROLLOUT] = ResourcesSpec()
@@ -169,7 +169,7 @@ class LLMServiceSpec(ApiModel):
     """Where the operator reads its signals."""
     gateway: Annotated[GatewaySpec, LIVE] = GatewaySpec()
     """How requests reach the pods."""
-    tenancy: Annotated[TenancySpec | None, Later("tenants")] = None
+    tenancy: Annotated[TenancySpec | None, LIVE] = None
     """Tenants and classes that share the service."""
 
 

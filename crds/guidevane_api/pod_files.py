@@ -4,6 +4,7 @@ The operator writes them from spec.tenancy and spec.slo; without Kubernetes a pe
 """
 
 from collections import Counter
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -37,22 +38,36 @@ class TenantsFile(ApiModel):
 
     @model_validator(mode="after")
     def _every_request_is_one_tenants(self) -> Self:
-        """No name, no key and no lack of a key twice."""
-        for what, values in (
-            ("name", [tenant.name for tenant in self.tenants]),
-            ("key", [digest[:8] for tenant in self.tenants for digest in tenant.key_sha256 or ("none",)]),
+        """No name, no key and no lack of a key twice. Of a digest only the beginning is told."""
+        for what, length, values in (
+            ("name", 253, [tenant.name for tenant in self.tenants]),
+            ("key", 8, [digest for tenant in self.tenants for digest in tenant.key_sha256 or ("none",)]),
         ):
             for value, count in Counter(values).items():
                 if count > 1:
-                    raise ValueError(f"{count} tenants have the {what} {value}; give each tenant its own")
+                    raise ValueError(f"{count} tenants have the {what} {value[:length]}; give each tenant its own")
         return self
+
+
+class GuardMode(StrEnum):
+    """What the guard may do."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    """It decides, logs and exports, and changes nothing."""
+    ON = "on"
 
 
 class ProtectionLines(ApiModel):
     """Lines of the SLO that a pod's guard protects. None: not looked at."""
 
+    mode: GuardMode = GuardMode.ON
     ttft_p95_milliseconds: Milliseconds | None = None
     itl_p95_milliseconds: Milliseconds | None = None
     queue_wait_p95_milliseconds: Milliseconds | None = None
     kv_cache_utilization_max_percent: Percent | None = None
     admission_reject_rate_max_percent: Percent | None = None
+
+    def given(self) -> dict[str, int]:
+        """The lines that are set, by their Python names."""
+        return self.model_dump(exclude={"mode"}, exclude_none=True)

@@ -101,7 +101,7 @@ class Later:
         """What kubectl explain and the reference say."""
         if self.ready:
             return f"Only {' and '.join(self.ready)} work yet: others are refused."
-        return "Not in effect yet: refused while set."
+        return "Not in effect yet: refused."
 
     def refusal(self) -> str:
         """What the condition SpecAccepted says after the field's path."""

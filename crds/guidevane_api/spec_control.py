@@ -23,8 +23,8 @@ class SLOSpec(ApiModel):
     """Wait before the first step, 95th percentile, in milliseconds."""
     kv_cache_utilization_max_percent: Percent = 88
     """Protection line: above this share of KV-cache blocks, in percent, concurrency is not raised."""
-    admission_reject_rate_max_percent: Annotated[Percent, Later("the guard's reject line")] = 1
-    """Share of requests refused at the door, in percent, at most."""
+    admission_reject_rate_max_percent: Percent = 1
+    """Share of requests refused because of load, in percent; above it the guard takes steps back."""
     objective_percent: Annotated[Percent, Later("SLO objectives")] = 95
     """Share of good windows, in percent, over objectiveWindow."""
     objective_window: Annotated[
@@ -136,7 +136,7 @@ class RetuneSpec(ApiModel):
     """The tuner: moves one live limit at a time to hold the SLO."""
 
     mode: RetuneMode = RetuneMode.OBSERVE
-    """Off: no tuner. Observe: status says what it would do. Auto: it does it."""
+    """Off: neither tuner nor guard. Observe: status says what they would do. Auto: they do it."""
     interval_seconds: Annotated[int, Field(ge=2, le=3600)] = 30
     """Seconds between two looks, at least 2."""
     window_seconds: Annotated[int, Field(ge=10, le=3600)] = 60

@@ -119,7 +119,7 @@ class TopologySpread(ApiModel):
     topology_key: Annotated[str, Field(min_length=1, max_length=253)] = "kubernetes.io/hostname"
     """Node label that names the domain."""
     when_unsatisfiable: WhenUnsatisfiable = WhenUnsatisfiable.SCHEDULE_ANYWAY
-    """ScheduleAnyway or DoNotSchedule; the latter can block a rollout that has no spare node."""
+    """DoNotSchedule can block a rollout that has no spare node."""
 
 
 class SchedulingSpec(ApiModel):
@@ -242,9 +242,8 @@ class RolloutSpec(ApiModel):
     )
 
     strategy: Annotated[RolloutStrategy, Later("rollout strategies", ready=("Auto",))] = RolloutStrategy.AUTO
-    """Auto, Surge, DrainFirst or Recreate. Auto on CPU: a new pod is ready before an old one goes. Auto on GPU: an old
-    one goes first, since a new one may find no free GPU; with one replica the service is away until the new one is
-    ready."""
+    """Auto on CPU: a new pod is ready before an old one goes. Auto on GPU: an old one goes first, since a new one may
+    find no free GPU; with one replica the service is away until the new one is ready."""
     surge_stall_seconds: Annotated[Seconds, Later("rollout strategies")] = 120
     """Seconds without room for a new pod before Auto goes on with DrainFirst."""
     allow_downtime: Annotated[bool, Later("rollout strategies")] = False

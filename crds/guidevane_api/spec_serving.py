@@ -36,6 +36,9 @@ OWNED_FLAGS = (
     "dtype",
     "gpu-memory-utilization-percent",
     "drain-seconds",
+    "guard",
+    "slo-[a-z0-9-]+",
+    "tenants-file",
 )
 """Runtime flags that the operator writes from other fields, as patterns: `engine.extraArgs` must not repeat them."""
 
@@ -186,7 +189,7 @@ class EngineSpec(ApiModel):
             Rule(
                 f"self.all(a, !a.matches('^--({'|'.join(OWNED_FLAGS)})(=.*)?$'))",
                 "spec.engine.extraArgs must not hold a flag that another field owns, as --model or --port;"
-                " set spec.model, spec.engine, spec.envelope, spec.limits or spec.drain",
+                " set spec.model, spec.engine, spec.envelope, spec.limits, spec.slo, spec.tenancy or spec.drain",
             )
         ),
     ] = ()
@@ -215,8 +218,7 @@ class EnvelopeSpec(Envelope):
     """Memory of the KV cache, as in 512Mi. Default, if empty: on GPU what gpuMemoryUtilizationPercent leaves, on CPU
     a quarter of resources.limits.memory and at most 4Gi."""
     dtype: DType = DType.AUTO
-    """Number format of weights and activations: Auto, Float32, Bfloat16 or Float16. Auto is bfloat16 where the hardware
-    has it, else float32."""
+    """Number format of weights and activations. Auto is bfloat16 where the hardware has it, else float32."""
     max_adapters: Annotated[int, Field(ge=0, le=256), Later("LoRA adapters")] = 0
     """LoRA adapters in memory at once, at most."""
     max_adapter_rank: Annotated[int, Field(ge=0, le=512), Later("LoRA adapters")] = 0

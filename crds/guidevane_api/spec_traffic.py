@@ -56,7 +56,7 @@ class GatewayService(ApiModel):
     """The Service in front of the pods."""
 
     type: ServiceType = ServiceType.CLUSTER_IP
-    """ClusterIP, NodePort or LoadBalancer."""
+    """Type of the Service."""
 
 
 class EndpointPickerRef(ApiModel):
@@ -83,7 +83,7 @@ class InferencePoolSpec(ApiModel):
     epp_ref: EndpointPickerRef = EndpointPickerRef()
     """Its endpoint picker."""
     failure_mode: FailureMode = FailureMode.FAIL_OPEN
-    """What a gateway does while the endpoint picker is away: FailOpen or FailClose."""
+    """What a gateway does while the endpoint picker is away."""
 
 
 class ParentRef(ApiModel):
@@ -129,7 +129,7 @@ class Tenant(ApiModel):
     max_queued_tokens: Tokens | None = None
     """Prompt tokens waiting, at most; above it 429. Default: no cap of its own."""
     key_secret_ref: SecretKeyRef | None = None
-    """Secret with the API key that marks a request as this tenant's."""
+    """Secret with the API keys of this tenant, one a line. Default: requests without a key are its own."""
 
 
 class ClassShares(ApiModel):
@@ -144,7 +144,17 @@ class ClassShares(ApiModel):
 class TenancySpec(ApiModel):
     """Tenants and classes that share the service."""
 
-    tenants: Annotated[tuple[Tenant, ...], Field(max_length=64), list_map("name")] = ()
-    """Tenants, known by name."""
+    tenants: Annotated[
+        tuple[Tenant, ...],
+        Field(max_length=64),
+        list_map("name"),
+        rules(
+            Rule(
+                "self.filter(t, !has(t.keySecretRef)).size() <= 1",
+                "spec.tenancy.tenants: only one may have no keySecretRef; requests without a key are its own",
+            )
+        ),
+    ] = ()
+    """Tenants, known by name. Default: everybody is let in, and all are one."""
     classes: ClassShares = ClassShares()
     """Shares of the two classes of work: interactive and offline."""

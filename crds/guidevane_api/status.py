@@ -85,7 +85,7 @@ class MetricsStatus(StatusModel):
     expected_pods: int | None = None
     """Ready pods."""
     state: MetricsState | None = None
-    """Known, Partial, Stale or Absent. Nothing is moved on anything but Known."""
+    """Nothing is moved on anything but Known."""
 
 
 class StatusLimitsSource(StrEnum):
@@ -107,7 +107,7 @@ class LimitsStatus(StatusModel):
     in_sync_pods: int | None = None
     """Ready pods that report these limits under this epoch."""
     source: StatusLimitsSource | None = None
-    """Who set them: Spec or Retune. Revert and Lease are not written yet."""
+    """Who set them. Revert and Lease are not written yet."""
     spec_generation: int | None = None
     """Generation whose spec.limits were taken over last; a newer one takes precedence over the tuner."""
     spec_hash: str | None = None
@@ -127,6 +127,8 @@ class RetuneState(StrEnum):
     """A signal is missing: nothing is moved."""
     INFEASIBLE = "Infeasible"
     """The SLO is missed, and no knob is left that may move."""
+    GUARDED = "Guarded"
+    """The pods' guards give way: nothing is moved meanwhile."""
     DISABLED = "Disabled"
     """Mode Off, suspended, or the spec is refused."""
     JUDGING = "Judging"
@@ -172,17 +174,26 @@ class RetuneStatus(StatusModel):
     """What the tuner does, or would do."""
 
     state: RetuneState | None = None
-    """Idle, Settling, Observing, Blind, Infeasible or Disabled. Judging, Cooldown and Frozen are not written yet."""
+    """Judging, Cooldown and Frozen are not written yet."""
     message: str | None = None
     """Why it stands where it does, in a sentence."""
     settle_until: Time | None = None
     """No move before this time."""
     forbidden: tuple[str, ...] | None = None
     """Directions that are forbidden for a while, as in maxNumSeqs:raise. Not written yet."""
-    proposal: RetuneMove | None = None
-    """Mode Observe: what the tuner would do now. Absent: nothing."""
+    proposal: Annotated[RetuneMove | None, TERSE] = None
+    """Mode Observe: what the tuner would do now, as in history. Absent: nothing."""
     history: Annotated[tuple[RetuneMove, ...] | None, Field(max_length=MAX_HISTORY)] = None
     """The last five moves, newest first."""
+
+
+class GuardStatus(StatusModel):
+    """How far the pods' guards give way."""
+
+    level: int | None = None
+    """Steps that are taken on the pod with the most; 0 is normal."""
+    lines: tuple[str, ...] | None = None
+    """Fields of spec.slo that a pod is over."""
 
 
 class AutoscalingStatus(StatusModel):
@@ -254,6 +265,8 @@ class LLMServiceStatus(StatusModel):
     """The live limits that the pods are held to."""
     retune: RetuneStatus | None = None
     """What the tuner does, or would do."""
+    guard: GuardStatus | None = None
+    """How far the pods' guards give way; in mode Observe they would. Absent: not known."""
     autoscaling: AutoscalingStatus | None = None
     """What the autoscaler does, or would do. Not written yet."""
     rollout: RolloutStatus | None = None

@@ -43,6 +43,10 @@ def accept(raw: dict[str, Any]) -> Accepted | Refused:
     if violations:
         faults = [f"spec.limits.{why}" for why in violations.values()]
         return Refused(Reason.INVALID_SPEC, _sentence("the limits contradict each other", faults, "correct them"))
+    keyless = [tenant.name for tenant in (spec.tenancy.tenants if spec.tenancy else ()) if not tenant.key_secret_ref]
+    if len(keyless) > 1:
+        fault = f"spec.tenancy.tenants: {' and '.join(keyless)} have no keySecretRef; only one may"
+        return Refused(Reason.INVALID_SPEC, _sentence("tenants can't be told apart", [fault], "give each a key"))
     return Accepted(spec)
 
 

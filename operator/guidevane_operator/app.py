@@ -70,6 +70,7 @@ class GuidevaneOperator:
         keys = self.directory.__iter__
         self.loops = (
             Loop("resync", keys, lambda _: settings.resync_seconds, self._resync, clock),
+            Loop("keys", keys, lambda _: settings.key_seconds, self._recheck_keys, clock),
             Loop("drift", keys, self._renew_period_s, self._reconciler.renew, clock),
             Loop("observe", keys, observer.period_s, observer.look, clock),
             Loop("retune", keys, tuner.period_s, tuner.look, clock),
@@ -166,6 +167,10 @@ class GuidevaneOperator:
 
     async def _ensure(self, key: ServiceKey) -> None:
         await self._reconciler.ensure(key)
+
+    async def _recheck_keys(self, key: ServiceKey) -> None:
+        if self._reconciler.recheck_keys(key):
+            self.queue.add(key)
 
     async def _resync(self, key: ServiceKey) -> None:
         self._reconciler.resync(key)

@@ -25,6 +25,8 @@ MAX_NOTE = 1024
 
 WARNINGS = frozenset(
     {
+        EventReason.GUARD_GAVE_WAY,
+        EventReason.TENANT_LOCKED_OUT,
         EventReason.METRICS_LOST,
         EventReason.SLO_BREACHED,
         EventReason.CONFLICTING_AUTOSCALER,

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from guidevane_api.conditions import EventReason
+from guidevane_api.spec_control import RetuneMode
 from guidevane_api.status import MetricsState
 from guidevane_operator.events import EventRecorder
 from guidevane_operator.kube import ServiceKey
 from guidevane_operator.pod_metrics import PodScraper
 from guidevane_operator.prometheus import PrometheusClient, Target
 from guidevane_operator.record import Directory, ServiceRecord
-from guidevane_operator.signals import Signals
+from guidevane_operator.signals import Signals, guard_words, known_value
 from guidevane_operator.status.control import slo_ratios
 from guidevane_operator.status_writer import StatusWriter
 
@@ -49,6 +50,7 @@ class Observer:
             before, after = record.history.observe(signals)
             self._judge(record, signals)
             await self._announce(record, before, after)
+            await self._announce_guard(record, signals)
             await self.writer.write(record)
 
     async def _read(self, record: ServiceRecord) -> Signals:
@@ -82,3 +84,14 @@ class Observer:
             record.metrics_lost = False
             note = f"{signals.fresh_pods} of {signals.expected_pods} ready pods give fresh samples again"
             await self.recorder.post(record.body, EventReason.METRICS_RECOVERED, note)
+
+    async def _announce_guard(self, record: ServiceRecord, signals: Signals) -> None:
+        """One event when a guard gives way, one when all are back."""
+        reason = record.guard.look(known_value(signals.guard_level), self.clock())
+        if reason is None:
+            return
+        acts = record.spec is not None and record.spec.retune.mode is RetuneMode.AUTO
+        meaning = "the tuner waits until it is back at 0" if acts else "a dry run, so nothing is changed"
+        gave_way = reason is EventReason.GUARD_GAVE_WAY
+        note = f"{guard_words(signals)}; {meaning}" if gave_way else "the guards of all pods are back at level 0"
+        await self.recorder.post(record.body, reason, note)

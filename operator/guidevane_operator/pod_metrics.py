@@ -15,10 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
 from guidevane_api.status import MetricsState
-from guidevane_operator.prometheus import QUANTILES, Target
+from guidevane_operator.prometheus import GUARD_LEVEL_METRIC, GUARD_LINE_METRIC, QUANTILES, Target, slo_fields
 from guidevane_operator.signals import Absent, Known, Partial, Signal, Signals
 
-GAUGES = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
+KV_USE, RUNNING, WAITING = "vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"
+GAUGES = (KV_USE, RUNNING, WAITING, GUARD_LEVEL_METRIC)
 COUNTERS = {
     "preemptions": "vllm:num_preemptions_total",
     "finished": "vllm:request_success_total",
@@ -41,6 +42,8 @@ class Scrape:
     gauges: Mapping[str, float]
     counters: Mapping[str, float]
     buckets: Mapping[str, Buckets]
+    guard_lines: frozenset[str] = frozenset()
+    """Protection lines that were over, as the runtime labels them."""
 
     def is_before(self, later: "Scrape") -> bool:
         """Whether `later` is of the same life of the pod: no counter went back."""
@@ -52,17 +55,21 @@ def read_scrape(text: str, at_s: float) -> Scrape:
     gauges: dict[str, float] = {}
     counters: dict[str, float] = defaultdict(float)
     buckets: dict[str, Buckets] = defaultdict(lambda: defaultdict(float))
+    lines: set[str] = set()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             name = sample.name
             if name in GAUGES:
                 gauges[name] = max(gauges.get(name, 0.0), sample.value)
+            elif name == GUARD_LINE_METRIC and sample.value > 0:
+                lines.add(sample.labels["line"])
             elif name in COUNTERS.values():
                 if sample.labels.get("finished_reason", FINISHED[0]) in FINISHED:
                     counters[name] += sample.value
             elif name.removesuffix("_bucket") in HISTOGRAMS and "le" in sample.labels:
                 buckets[family.name][float(sample.labels["le"])] += sample.value
-    return Scrape(at_s, gauges, dict(counters), {name: dict(found) for name, found in buckets.items()})
+    merged = {name: dict(found) for name, found in buckets.items()}
+    return Scrape(at_s, gauges, dict(counters), merged, frozenset(lines))
 
 
 @dataclass
@@ -133,8 +140,8 @@ def signals_of(rings: list[PodRing], expected: int) -> Signals:
         count = max(merged.values(), default=0.0)
         value = quantile(float(q), merged)
         quantiles[name] = typed(1000 * value, count) if value is not None else Absent("no traffic in the window")
-    kv = [ring.scrapes[-1].gauges[GAUGES[0]] for ring in rings if GAUGES[0] in ring.scrapes[-1].gauges]
-    running, waiting = (_peaks(rings, name) for name in GAUGES[1:])
+    kv, levels = _latest(rings, KV_USE), _latest(rings, GUARD_LEVEL_METRIC)
+    running, waiting = _peaks(rings, RUNNING), _peaks(rings, WAITING)
     known = fresh == expected
     return Signals(
         state=MetricsState.KNOWN if known else MetricsState.PARTIAL,
@@ -148,8 +155,16 @@ def signals_of(rings: list[PodRing], expected: int) -> Signals:
         finished=typed(_increase(rings, "finished")),
         prompt_tokens=typed(_increase(rings, "prompt_tokens")),
         generation_tokens=typed(_increase(rings, "generation_tokens")),
+        # A pod that does not say its level is not at level 0.
+        guard_level=typed(max(levels) if len(levels) == fresh else None),
+        guard_lines=slo_fields(line for ring in rings for line in ring.scrapes[-1].guard_lines),
         **quantiles,
     )
+
+
+def _latest(rings: list[PodRing], gauge: str) -> list[float]:
+    """The newest value of a gauge, of each pod that has it."""
+    return [ring.scrapes[-1].gauges[gauge] for ring in rings if gauge in ring.scrapes[-1].gauges]
 
 
 def _peaks(rings: list[PodRing], gauge: str) -> list[float]:

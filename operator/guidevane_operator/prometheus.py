@@ -78,6 +78,19 @@ ONE_JOB = "max without (job, instance, endpoint, service)"
 SCRAPED_AT = "scraped_at"
 """Name of the per-pod signal that carries the time of the last scrape."""
 
+GUARD_LINE = "guard_line"
+"""Name of the signals, one a line, that say which protection lines are over."""
+GUARD_LEVEL_METRIC = "guidevane_guard_level"
+GUARD_LINE_METRIC = "guidevane_guard_line_breached"
+SLO_FIELDS = {
+    "ttft_p95_ms": "ttftP95Milliseconds",
+    "itl_p95_ms": "itlP95Milliseconds",
+    "queue_wait_p95_ms": "queueWaitP95Milliseconds",
+    "kv_cache_utilization_max": "kvCacheUtilizationMaxPercent",
+    "admission_reject_rate_max": "admissionRejectRateMaxPercent",
+}
+"""Protection lines as the runtime labels them -> fields of spec.slo."""
+
 GAUGE_FOR_FRESHNESS = "vllm:num_requests_running"
 """Present from a runtime's first scrape on, traffic or none."""
 
@@ -95,6 +108,7 @@ def build_query(target: Target) -> str:
         rates = f"{ONE_JOB} (rate({histogram}_bucket{{{selector}}}{window}))"
         return f"1000 * histogram_quantile({q}, sum by (le) ({rates}))"
 
+    level = f"{GUARD_LEVEL_METRIC}{{{selector}}}"
     expressions = {
         SCRAPED_AT: f"max by (pod) (timestamp({GAUGE_FOR_FRESHNESS}{{{selector}}}))",
         "kv_percent": f"100 * max(vllm:kv_cache_usage_perc{{{selector}}})",
@@ -104,6 +118,9 @@ def build_query(target: Target) -> str:
         "finished": increase("vllm:request_success_total", ',finished_reason=~"stop|length"'),
         "prompt_tokens": increase("vllm:prompt_tokens_total"),
         "generation_tokens": increase("vllm:generation_tokens_total"),
+        # A pod that does not say its level is not at level 0.
+        "guard_level": f"max({level}) and count(count by (pod) ({level})) == {len(target.pods)}",
+        GUARD_LINE: f"max by (line) ({GUARD_LINE_METRIC}{{{selector}}}) > 0",
     }
     for name, (q, histogram) in QUANTILES.items():
         expressions[name] = quantile(q, histogram)
@@ -130,13 +147,14 @@ PLAIN_SIGNALS = (
     "finished",
     "prompt_tokens",
     "generation_tokens",
+    "guard_level",
 )
 
 
 def read_signals(samples: Iterable[Mapping[str, Any]], target: Target) -> Signals:
     """Turn the samples of `build_query` into typed signals."""
     try:
-        values, ages = _sort_samples(samples)
+        values, ages, lines = _sort_samples(samples)
     except (KeyError, IndexError, TypeError, ValueError):
         return Signals(why="Prometheus answered samples of an unknown shape", expected_pods=len(target.pods))
     expected = len(target.pods)
@@ -155,21 +173,32 @@ def read_signals(samples: Iterable[Mapping[str, Any]], target: Target) -> Signal
             signals[name] = Absent("no traffic in the window")
         else:
             signals[name] = typed(name, count)
-    return Signals(state=state, why=why, fresh_pods=fresh, expected_pods=expected, **signals)
+    return Signals(
+        state=state, why=why, fresh_pods=fresh, expected_pods=expected, guard_lines=slo_fields(lines), **signals
+    )
 
 
-def _sort_samples(samples: Iterable[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Values by signal, and scrape ages in seconds by pod."""
+def slo_fields(lines: Iterable[str]) -> tuple[str, ...]:
+    """Fields of spec.slo for lines as the runtime labels them, in a fixed order; one that is not known is left out."""
+    over = set(lines)
+    return tuple(field for label, field in SLO_FIELDS.items() if label in over)
+
+
+def _sort_samples(samples: Iterable[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float], set[str]]:
+    """Values by signal, scrape ages in seconds by pod, and the protection lines that are over."""
     values: dict[str, float] = {}
     ages: dict[str, float] = {}
+    lines: set[str] = set()
     for sample in samples:
         evaluated_at, value = float(sample["value"][0]), float(sample["value"][1])
         name = sample["metric"]["signal"]
         if name == SCRAPED_AT:
             ages[sample["metric"]["pod"]] = max(0.0, evaluated_at - value)
+        elif name == GUARD_LINE:
+            lines.add(sample["metric"]["line"])
         else:
             values[name] = value
-    return values, ages
+    return values, ages, lines
 
 
 def _state(fresh: int, expected: int, ages: Mapping[str, float], max_age_s: float) -> tuple[MetricsState, str]:

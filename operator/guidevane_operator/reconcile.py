@@ -18,6 +18,7 @@ from guidevane_api.admin import LimitsSource
 from guidevane_api.conditions import EventReason
 from guidevane_api.limits import SchedulerLimits
 from guidevane_api.llmservice import KIND, NAME_LABEL, RESTART_ANNOTATION
+from guidevane_api.spec_traffic import TenancySpec
 from guidevane_operator import acceptance
 from guidevane_operator.admin_client import AdminClient, Unreachable
 from guidevane_operator.children import PDB_KIND, RenderContext, render, revision_of, wants_pdb
@@ -30,6 +31,7 @@ from guidevane_operator.limits_plan import DesiredLimits, next_desired
 from guidevane_operator.push import push_limits
 from guidevane_operator.record import Directory, ServiceRecord
 from guidevane_operator.status_writer import StatusWriter
+from guidevane_operator.tenants import SecretData, TenantsPlan, plan_tenants, secret_names
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +93,14 @@ class Reconciler:
             await self._push(record, renew=True)
             await self.writer.write(record)
 
+    def recheck_keys(self, key: ServiceKey) -> bool:
+        """The next pass reads the keys of tenants again; False if there are none to read."""
+        record = self.directory.get(key)
+        if record is None or record.spec is None or not secret_names(record.spec.tenancy):
+            return False
+        record.keys_are_due = True
+        return True
+
     def resync(self, key: ServiceKey) -> None:
         """The next pass reads and applies everything, whatever the watches said."""
         record = self.directory.get(key)
@@ -119,6 +129,7 @@ class Reconciler:
         record.token = await self._read_token(record.key) or record.token
         record.desired = _newest(record.desired, persisted_limits(record))
         record.revision = record.revision or ((record.status.rollout and record.status.rollout.revision) or "")
+        record.keys_are_due = True
         record.needs_refresh = False
         return True
 
@@ -138,6 +149,7 @@ class Reconciler:
         record.observed_generation = record.generation
         verdict = acceptance.accept(dict(record.body.get("spec") or {}))
         if isinstance(verdict, acceptance.Accepted):
+            record.keys_are_due |= record.spec is None or record.spec.tenancy != verdict.spec.tenancy
             record.spec, record.refused, record.refused_reason = verdict.spec, "", ""
             return
         if verdict.message != record.refused:
@@ -237,6 +249,7 @@ class Reconciler:
         """What children are rendered from."""
         assert record.spec is not None, "children are rendered from an accepted spec only"
         await self._load_token(record)
+        tenants = await self._load_tenants(record, record.spec.tenancy)
         annotations = record.body["metadata"].get("annotations") or {}
         return RenderContext(
             key=record.key,
@@ -244,8 +257,25 @@ class Reconciler:
             spec=record.spec,
             runtime_image=self.runtime_image,
             token=record.token or secrets.token_urlsafe(TOKEN_BYTES),
+            tenants=tenants.file,
             restart_requested_at=annotations.get(RESTART_ANNOTATION, ""),
         )
+
+    async def _load_tenants(self, record: ServiceRecord, tenancy: TenancySpec | None) -> TenantsPlan:
+        """Read the tenants' keys if that is due, and tell who is locked out now. Only digests are kept."""
+        if record.tenants is not None and not record.keys_are_due:
+            return record.tenants
+        found: dict[str, SecretData] = {}
+        for name in secret_names(tenancy):
+            secret = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(record.key.namespace, name))
+            if secret is not None:
+                found[name] = secret.get("data") or {}
+        before = record.tenants or TenantsPlan()
+        plan = record.tenants = plan_tenants(tenancy, found)
+        record.keys_are_due = False
+        if plan.locked.keys() - before.locked.keys():
+            await self.recorder.post(record.body, EventReason.TENANT_LOCKED_OUT, plan.sentence)
+        return plan
 
     async def _load_token(self, record: ServiceRecord) -> None:
         """Read the admin token unless it is known: made once, it is never rotated by applying again."""

@@ -15,12 +15,14 @@ from guidevane_api.spec_control import RetuneSpec
 from guidevane_api.status import LLMServiceStatus
 from guidevane_operator.admin_client import PushResult
 from guidevane_operator.facts import DeploymentFacts, PodFacts
+from guidevane_operator.guard_news import GuardNews
 from guidevane_operator.kube import Manifest, ServiceKey
 from guidevane_operator.limits_plan import DesiredLimits
 from guidevane_operator.pod_metrics import PodRing
 from guidevane_operator.retune.snapshot import LastMove, Rule
 from guidevane_operator.signals import SignalHistory
 from guidevane_operator.slo_history import SLOHistory
+from guidevane_operator.tenants import TenantsPlan
 
 DEFAULT_LEASE_S = RetuneSpec().lease_seconds
 """Lease of limits that stand under a spec that cannot be read, seconds."""
@@ -81,6 +83,10 @@ class ServiceRecord:
     """Hash of each child as it was applied last."""
     child_error: str = ""
     token: str = ""
+    tenants: TenantsPlan | None = None
+    """Who shares the service, as pods are told; None until the keys were read."""
+    keys_are_due: bool = True
+    """Read the tenants' keys again in the next pass."""
 
     desired: DesiredLimits | None = None
     acks: dict[str, Ack] = field(default_factory=dict)
@@ -95,6 +101,7 @@ class ServiceRecord:
     """Scrapes of the pods, by name, where there is no Prometheus."""
     metrics_lost: bool = False
     """Sight was lost and this was told; the next sight is told too."""
+    guard: GuardNews = field(default_factory=GuardNews)
     slo: SLOHistory = field(default_factory=SLOHistory)
     slo_missed: bool = False
     """A missed SLO was told; its return is told too."""

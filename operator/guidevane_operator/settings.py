@@ -39,6 +39,8 @@ class Settings(BaseSettings):
     """Port of /healthz: 200 while every loop is alive."""
     resync_seconds: Seconds = 300.0
     """Time between two full reconciles of a service, whether or not anything changed."""
+    key_seconds: Seconds = 30.0
+    """Time between two looks at the Secrets with the keys of tenants."""
     drift_seconds: Seconds = 60.0
     """Time between two renewals of the lease on live limits; well below spec.retune.leaseSeconds."""
     status_seconds: Seconds = 60.0

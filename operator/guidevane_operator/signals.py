@@ -86,6 +86,10 @@ class Signals:
     itl_p95_ms: Signal = NOT_OBSERVED
     itl_p99_ms: Signal = NOT_OBSERVED
     queue_wait_p95_ms: Signal = NOT_OBSERVED
+    guard_level: Signal = NOT_OBSERVED
+    """Steps by which the guard gives way now, highest pod. Known only if every ready pod says its own."""
+    guard_lines: tuple[str, ...] = ()
+    """Protection lines that a pod is over now, by their names in spec.slo."""
 
 
 def known_value(signal: Signal, min_samples: float = 0) -> float | None:
@@ -95,6 +99,13 @@ def known_value(signal: Signal, min_samples: float = 0) -> float | None:
     if signal.samples is not None and signal.samples < min_samples:
         return None
     return signal.value
+
+
+def guard_words(signals: Signals) -> str:
+    """How far the guards give way, for people: "level 2, over itlP95Milliseconds"."""
+    level = known_value(signals.guard_level)
+    words = "level ?" if level is None else f"level {level:.0f}"
+    return f"{words}, over {', '.join(signals.guard_lines)}" if signals.guard_lines else words
 
 
 @dataclass

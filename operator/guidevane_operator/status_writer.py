@@ -105,6 +105,7 @@ class StatusWriter:
             answers={name: ack.result for name, ack in record.acks.items()},
             metrics_state=record.history.shown,
             signals=record.history.latest,
+            tenants=record.tenants,
             slo_missed=record.slo.missed,
             attainment_percent=record.slo.attainment_percent,
             unready_s=0.0 if record.unready_since_s is None else self.clock() - record.unready_since_s,

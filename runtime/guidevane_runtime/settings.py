@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
 from guidevane_api.limits import Count, Envelope, PartialLimits, Percent, SchedulerLimits, Tokens
-from guidevane_runtime.core.guard import GuardConfig
-from guidevane_runtime.core.guard_steps import Line
+from guidevane_api.pod_files import GuardMode, ProtectionLines
+from guidevane_api.schema import Milliseconds
 from guidevane_runtime.core.messages import EngineSettings
 from guidevane_runtime.errors import StartError
 
@@ -34,7 +34,6 @@ def parse_quantity(value: object) -> object:
 
 
 Quantity = Annotated[int, BeforeValidator(parse_quantity), Field(ge=1)]
-Positive = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -91,11 +90,14 @@ class RuntimeSettings(BaseSettings):
     """CPU threads of the engine. Default: the container's CPU limit."""
     guard: Literal["off", "dry-run", "on"] | None = None
     """Give way, step by step, while an --slo-* line is breached; dry-run only reports. Default: on with a line."""
-    slo_ttft_p95_ms: Positive | None = None
+    slo_file: Path | None = None
+    """JSON of the protection lines, for example {"itlP95Milliseconds": 120}, in place of --guard and --slo-*. A change
+    of the file takes effect within seconds."""
+    slo_ttft_p95_ms: Milliseconds | None = None
     """Protection line: p95 of the time to the first token, in ms."""
-    slo_itl_p95_ms: Positive | None = None
+    slo_itl_p95_ms: Milliseconds | None = None
     """Protection line: p95 of the gap between two tokens, in ms."""
-    slo_queue_wait_p95_ms: Positive | None = None
+    slo_queue_wait_p95_ms: Milliseconds | None = None
     """Protection line: p95 of the wait before the first step, in ms."""
     slo_kv_cache_utilization_max_percent: Percent | None = None
     """Protection line: KV-cache blocks in use, in percent."""
@@ -111,29 +113,28 @@ class RuntimeSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _guard_has_a_line(self) -> Self:
-        if self.guard not in (None, "off") and not self._lines:
+        has_a_line = bool(self.protection.given())
+        if self.slo_file is not None and (self.guard is not None or has_a_line):
+            raise ValueError(
+                f"the lines are in --slo-file {self.slo_file}; leave out --guard and --slo-*, or leave out the file"
+            )
+        if self.guard not in (None, "off") and not has_a_line:
             raise ValueError(
                 f"guard is {self.guard} and has no line to protect; give one, for example --slo-itl-p95-ms 120"
             )
         return self
 
     @property
-    def _lines(self) -> dict[Line, float]:
-        given = {
-            Line.TTFT: self.slo_ttft_p95_ms,
-            Line.ITL: self.slo_itl_p95_ms,
-            Line.QUEUE_WAIT: self.slo_queue_wait_p95_ms,
-            Line.KV_USE: self.slo_kv_cache_utilization_max_percent,
-            Line.REJECTS: self.slo_admission_reject_rate_max_percent,
-        }
-        return {line: bound for line, bound in given.items() if bound is not None}
-
-    @property
-    def guard_config(self) -> GuardConfig | None:
-        """None: the guard is off."""
-        if self.guard == "off" or not self._lines:
-            return None
-        return GuardConfig(self._lines, dry_run=self.guard == "dry-run")
+    def protection(self) -> ProtectionLines:
+        """What the flags say of the guard."""
+        lines = ProtectionLines(
+            ttft_p95_milliseconds=self.slo_ttft_p95_ms,
+            itl_p95_milliseconds=self.slo_itl_p95_ms,
+            queue_wait_p95_milliseconds=self.slo_queue_wait_p95_ms,
+            kv_cache_utilization_max_percent=self.slo_kv_cache_utilization_max_percent,
+            admission_reject_rate_max_percent=self.slo_admission_reject_rate_max_percent,
+        )
+        return lines.model_copy(update={"mode": GuardMode(self.guard or ("on" if lines.given() else "off"))})
 
     @property
     def model_name(self) -> str:

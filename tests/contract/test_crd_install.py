@@ -40,6 +40,7 @@ STATUS: dict[str, Any] = {
         "epoch": 42,
     },
     "retune": {"state": "Settling"},
+    "guard": {"level": 2, "lines": ["itlP95Milliseconds"]},
     "autoscaling": {"recommended": 4, "limitedBy": "MaxReplicas"},
     "rollout": {"revision": "6f9c"},
 }

@@ -198,6 +198,16 @@ CASES = [
         {"engine.extraArgs": []},
         {"engine.extraArgs": ["--model"]},
     ),
+    *(
+        Case("spec.engine.extraArgs must", "spec.engine.extraArgs", {}, {"engine.extraArgs": [flag]})
+        for flag in ("--slo-file=x", "--slo-itl-p95-ms=5", "--guard=off", "--tenants-file=x")
+    ),
+    Case(
+        "spec.tenancy.tenants: only one",
+        "spec.tenancy.tenants",
+        {"tenancy.tenants": [{"name": "a"}, {"name": "b", "keySecretRef": {"name": "keys", "key": "b"}}]},
+        {"tenancy.tenants": [{"name": "a"}, {"name": "b"}]},
+    ),
     Case(
         "spec.engine.env must not set",
         "spec.engine.env[0].name",

@@ -1,5 +1,7 @@
 """The operator as a process of its own against a real API server, under the rights of manifests/base and no others."""
 
+import base64
+import hashlib
 import json
 import os
 import signal
@@ -86,7 +88,8 @@ def test_a_service_is_served_under_the_operators_own_rights(operator: Running) -
     operator.until("status is written", lambda: operator.status().get("observedGeneration") == 1)
     operator.until("the Deployment is there", lambda: operator.condition("Ready").get("reason") == "Pending")
 
-    kinds = ["deployment", "service", "configmap/chat-limits", "secret/chat-admin", "serviceaccount/chat", "pdb/chat"]
+    kinds = ["deployment", "service", "configmap/chat-limits", "secret/chat-admin", "secret/chat-tenants"]
+    kinds += ["serviceaccount/chat", "pdb/chat"]
     for kind in kinds:
         name = (kind,) if "/" in kind else (kind, "chat")
         owner = operator.kubectl("get", *name, "-n", NAMESPACE, "-o", "jsonpath={.metadata.ownerReferences[0].kind}")
@@ -132,6 +135,29 @@ def test_a_changed_spec_is_taken_over_and_the_budget_goes(operator: Running) -> 
     operator.until("no budget", lambda: operator.server.request("GET", budget).code == 404)
     limits = operator.kubectl("get", "configmap", "chat-limits", "-n", NAMESPACE, "-o", "jsonpath={.data}")
     assert "maxNumSeqs" in limits
+
+
+def test_keys_of_tenants_are_read_by_name_and_reach_the_pods_as_digests(operator: Running) -> None:
+    operator.kubectl("create", "secret", "generic", "keys", "-n", NAMESPACE, "--from-literal=gold=sk-gold")
+    operator.kubectl("apply", "-f", "-", stdin=sample_with_tenants())
+
+    def told() -> str:
+        path = f"/api/v1/namespaces/{NAMESPACE}/secrets/chat-tenants"
+        return base64.b64decode(operator.server.request("GET", path).body["data"]["tenants.json"]).decode()
+
+    operator.until("the digest is there", lambda: hashlib.sha256(b"sk-gold").hexdigest() in told())
+    assert "sk-gold" not in told()
+    operator.until("silver is locked out", lambda: operator.condition("TenantKeysFound").get("status") == "False")
+    missing = "tenant silver: Secret keys has no silver; put a key there, or correct keySecretRef"
+    assert missing in operator.condition("TenantKeysFound")["message"]
+    operator.until("an event says so", lambda: "TenantLockedOut" in operator.kubectl("get", "events", "-n", NAMESPACE))
+
+
+def sample_with_tenants() -> dict[str, Any]:
+    """The service as it stands at that point, with two tenants."""
+    refs = [{"name": name, "keySecretRef": {"name": "keys", "key": name}} for name in ("gold", "silver")]
+    spec = SERVICE["spec"] | {"replicas": 1, "limits": {"maxNumSeqs": 2}, "tenancy": {"tenants": refs}}
+    return SERVICE | {"spec": spec}
 
 
 def test_a_refused_field_is_an_event_and_a_condition(operator: Running) -> None:

@@ -66,7 +66,8 @@ def signal_sets(draw: st.DrawFn, known_only: bool = False) -> Signals:
         name: draw(pick(amounts))
         for name in ("running_per_pod", "waiting", "preemptions", "finished", "prompt_tokens", "generation_tokens")
     }
-    return Signals(state=state, kv_percent=draw(pick(percents)), **latency, **amount)
+    level = Known(0.0) if known_only else draw(any_signal(st.sampled_from((Known(0.0), Known(0.0), Known(2.0)))))
+    return Signals(state=state, kv_percent=draw(pick(percents)), guard_level=level, **latency, **amount)
 
 
 @st.composite
@@ -97,6 +98,7 @@ def snapshots(draw: st.DrawFn, known_only: bool = False) -> Snapshot:
         previous_rule=draw(st.none() | st.sampled_from(Rule)),
         in_sync=draw(st.booleans()) or known_only,
         rollout=draw(st.booleans()) and not known_only,
+        guard_may_act=draw(st.booleans()),
     )
 
 
@@ -155,6 +157,12 @@ def test_nothing_moves_while_a_move_settles(snapshot: Snapshot) -> None:
 def test_nothing_moves_during_a_rollout_or_out_of_sync(snapshot: Snapshot) -> None:
     assert isinstance(decide(dataclasses.replace(snapshot, rollout=True)), Hold)
     assert isinstance(decide(dataclasses.replace(snapshot, in_sync=False)), Hold)
+
+
+@given(snapshots(), st.one_of(unknown, st.builds(Known, st.integers(1, 20).map(float))))
+def test_nothing_moves_while_the_guard_acts_or_may_act(snapshot: Snapshot, level: Signal) -> None:
+    signals = dataclasses.replace(snapshot.signals, guard_level=level)
+    assert isinstance(decide(dataclasses.replace(snapshot, signals=signals, guard_may_act=True)), Hold)
 
 
 @given(snapshots(known_only=True), st.floats(0.81, 1.0))

@@ -9,6 +9,7 @@ from guidevane_operator import acceptance
 from guidevane_operator.children import RenderContext, render
 from guidevane_operator.kube import Manifest, ServiceKey
 from guidevane_operator.settings import Settings
+from guidevane_operator.tenants import plan_tenants
 
 PLACEHOLDER = "the-real-token-is-random"
 
@@ -25,6 +26,7 @@ def context_of(service: Manifest) -> RenderContext:
         spec=verdict.spec,
         runtime_image=str(Settings.model_fields["runtime_image"].default),
         token=PLACEHOLDER,
+        tenants=plan_tenants(verdict.spec.tenancy, {}).file,  # no Secret can be read here
     )
 
 

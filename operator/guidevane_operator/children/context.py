@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 
 from guidevane_api.llmservice import API_VERSION, KIND, NAME_LABEL, LLMServiceSpec
+from guidevane_api.pod_files import TenantsFile
 from guidevane_operator.kube import Manifest, ServiceKey
 
 LIMITS_DIR = "/etc/guidevane/limits"
 LIMITS_FILE = "limits.json"
+SLO_FILE = "slo.json"
+"""Beside the limits: a pod that is made while the operator is down has both."""
+TENANTS_DIR = "/etc/guidevane/tenants"
+TENANTS_FILE = "tenants.json"
 TOKEN_DIR = "/etc/guidevane/admin"  # noqa: S105
 TOKEN_KEY = "token"  # noqa: S105
 MODEL_DIR = "/mnt/model"
@@ -24,6 +29,8 @@ class RenderContext:
     """Image for a spec that names none."""
     token: str
     """Admin token of the service: made once, kept for its life."""
+    tenants: TenantsFile
+    """Who shares the service; keys as digests."""
     restart_requested_at: str = ""
 
     @property
@@ -33,13 +40,18 @@ class RenderContext:
 
     @property
     def limits_name(self) -> str:
-        """Name of the ConfigMap with the start-up limits."""
+        """Name of the ConfigMap with the start-up limits and the guard's lines."""
         return f"{self.key.name}-limits"
 
     @property
     def secret_name(self) -> str:
         """Name of the Secret with the admin token."""
         return f"{self.key.name}-admin"
+
+    @property
+    def tenants_name(self) -> str:
+        """Name of the Secret with the tenants."""
+        return f"{self.key.name}-tenants"
 
     @property
     def service_account_name(self) -> str:

@@ -1,9 +1,19 @@
-"""The pod of a service. spec.limits is not in here: changing it must never touch a pod template."""
+"""The pod of a service. spec.limits, slo and tenancy are not in here: changing them must never touch a pod template."""
 
 from typing import Any
 
 from guidevane_api.spec_pod import ComputeQuantities, PodSecurity
-from guidevane_operator.children.context import LIMITS_DIR, LIMITS_FILE, MODEL_DIR, TOKEN_DIR, TOKEN_KEY, RenderContext
+from guidevane_operator.children.context import (
+    LIMITS_DIR,
+    LIMITS_FILE,
+    MODEL_DIR,
+    SLO_FILE,
+    TENANTS_DIR,
+    TENANTS_FILE,
+    TOKEN_DIR,
+    TOKEN_KEY,
+    RenderContext,
+)
 from guidevane_operator.children.quantity import to_bytes, to_flag
 from guidevane_operator.facts import CONTAINER
 
@@ -81,6 +91,8 @@ def runtime_args(context: RenderContext) -> list[str]:
         "admin-port": spec.engine.admin_port,
         "admin-token-file": f"{TOKEN_DIR}/{TOKEN_KEY}",
         "limits-file": f"{LIMITS_DIR}/{LIMITS_FILE}",
+        "slo-file": f"{LIMITS_DIR}/{SLO_FILE}",
+        "tenants-file": f"{TENANTS_DIR}/{TENANTS_FILE}",
         "envelope-max-num-seqs": envelope.max_num_seqs,
         "envelope-max-num-batched-tokens": envelope.max_num_batched_tokens,
         "envelope-max-model-len": envelope.max_model_len or None,
@@ -212,6 +224,7 @@ def _mounts(context: RenderContext) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {"name": "limits", "mountPath": LIMITS_DIR, "readOnly": True},
         {"name": "admin", "mountPath": TOKEN_DIR, "readOnly": True},
+        {"name": "tenants", "mountPath": TENANTS_DIR, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  an emptyDir of this pod
     ]
     if context.spec.resources.shared_memory:
@@ -222,11 +235,15 @@ def _mounts(context: RenderContext) -> list[dict[str, Any]]:
 
 
 def _volumes(context: RenderContext) -> list[dict[str, Any]]:
-    """Limits and token are mounted as folders: a container restart comes up with the last spec.limits."""
+    """Folders follow their objects: a container restart comes up with the last spec.limits, slo and tenancy.
+
+    Tenants are mounted without spec.tenancy too: the first one is no rollout.
+    """
     spec = context.spec
     volumes: list[dict[str, Any]] = [
         {"name": "limits", "configMap": {"name": context.limits_name}},
         {"name": "admin", "secret": {"secretName": context.secret_name, "defaultMode": 0o440}},
+        {"name": "tenants", "secret": {"secretName": context.tenants_name, "defaultMode": 0o440}},
         {"name": "tmp", "emptyDir": {}},
     ]
     if spec.resources.shared_memory:

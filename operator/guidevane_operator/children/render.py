@@ -5,20 +5,34 @@ import hashlib
 import json
 from typing import Any
 
-from guidevane_api.limits import SchedulerLimits
-from guidevane_api.llmservice import RESTART_ANNOTATION, REVISION_LABEL
+from guidevane_api.limits import ApiModel, SchedulerLimits
+from guidevane_api.llmservice import RESTART_ANNOTATION, REVISION_LABEL, LLMServiceSpec
+from guidevane_api.pod_files import GuardMode, ProtectionLines
+from guidevane_api.spec_control import RetuneMode
 from guidevane_api.spec_pod import PDBMode
-from guidevane_operator.children.context import LIMITS_FILE, TOKEN_KEY, RenderContext
+from guidevane_operator.children.context import LIMITS_FILE, SLO_FILE, TENANTS_FILE, TOKEN_KEY, RenderContext
 from guidevane_operator.children.pod import pod_spec
 from guidevane_operator.kube import Manifest
 from guidevane_operator.limits_plan import outgoing
 
 PDB_KIND = "PodDisruptionBudget"
+GUARD_MODES = {
+    RetuneMode.OFF: GuardMode.OFF,
+    RetuneMode.OBSERVE: GuardMode.DRY_RUN,
+    RetuneMode.AUTO: GuardMode.ON,
+}
+"""What the guard may do, as far as the tuner above it may: with Off nobody moves what a person has set."""
 
 
 def render(context: RenderContext) -> list[Manifest]:
     """The manifests that should exist, what pods need first."""
-    children = [_limits(context), _admin_secret(context), _service(context), _deployment(context)]
+    children = [
+        _limits(context),
+        _admin_secret(context),
+        _tenants_secret(context),
+        _service(context),
+        _deployment(context),
+    ]
     if not context.spec.security.service_account_name:
         children.insert(0, _service_account(context))
     if wants_pdb(context):
@@ -44,17 +58,46 @@ def _service_account(context: RenderContext) -> Manifest:
 
 
 def _limits(context: RenderContext) -> Manifest:
-    """The start-up limits of a pod: the last spec.limits, resolved as far as the operator can."""
+    """The last spec.limits, resolved as far as the operator can, and the lines of the guard."""
     spec = context.spec
     limits = outgoing(SchedulerLimits.resolve(spec.limits, spec.envelope), spec.limits, spec.envelope)
-    text = json.dumps(limits.model_dump(mode="json", by_alias=True, exclude_none=True), indent=2, sort_keys=True)
-    return context.child("v1", "ConfigMap", context.limits_name) | {"data": {LIMITS_FILE: text + "\n"}}
+    files = {LIMITS_FILE: _file(limits), SLO_FILE: _file(protection_of(spec))}
+    return context.child("v1", "ConfigMap", context.limits_name) | {"data": files}
+
+
+def protection_of(spec: LLMServiceSpec) -> ProtectionLines:
+    """What the pods' guards protect."""
+    slo = spec.slo
+    return ProtectionLines(
+        mode=GUARD_MODES[spec.retune.mode],
+        ttft_p95_milliseconds=slo.ttft_p95_milliseconds,
+        itl_p95_milliseconds=slo.itl_p95_milliseconds,
+        queue_wait_p95_milliseconds=slo.queue_wait_p95_milliseconds,
+        kv_cache_utilization_max_percent=slo.kv_cache_utilization_max_percent,
+        admission_reject_rate_max_percent=slo.admission_reject_rate_max_percent,
+    )
+
+
+def _file(content: ApiModel) -> str:
+    """The text of a file that pods read."""
+    fields = content.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
 
 def _admin_secret(context: RenderContext) -> Manifest:
     """The token that opens the admin port."""
     secret = context.child("v1", "Secret", context.secret_name)
-    return secret | {"type": "Opaque", "data": {TOKEN_KEY: base64.b64encode(context.token.encode()).decode()}}
+    return secret | {"type": "Opaque", "data": {TOKEN_KEY: _encoded(context.token)}}
+
+
+def _tenants_secret(context: RenderContext) -> Manifest:
+    """Who shares the service. A digest lets a short key be guessed, so it is no ConfigMap."""
+    secret = context.child("v1", "Secret", context.tenants_name)
+    return secret | {"type": "Opaque", "data": {TENANTS_FILE: _encoded(_file(context.tenants))}}
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 def _service(context: RenderContext) -> Manifest:

@@ -20,7 +20,7 @@ from guidevane_operator.retune.snapshot import (
     Snapshot,
     limit_field,
 )
-from guidevane_operator.signals import Absent, Known, Signal, known_value
+from guidevane_operator.signals import Absent, Known, Signal, guard_words, known_value
 
 STRONG_BREACH = 1.5
 """A ratio above this acts on its first look; below, a rule must match twice in a row."""
@@ -85,12 +85,26 @@ def _gate(snapshot: Snapshot) -> Hold | None:
         return Hold(HoldReason.ROLLOUT_IN_PROGRESS, "pods of two revisions are running")
     if not snapshot.in_sync:
         return Hold(HoldReason.LIMITS_NOT_IN_SYNC, "not every ready pod obeys the limits yet")
+    if snapshot.guard_may_act and (guarded := _guard(snapshot)):
+        return guarded
     last = snapshot.last_move
     if last is not None:
         left_s = last.at_s + snapshot.policy.settle_s(last.direction) - snapshot.now_s
         if left_s > 0:
             return Hold(HoldReason.SETTLING, f"{left_s:.0f} s until the last change shows in the window")
     return None
+
+
+def _guard(snapshot: Snapshot) -> Hold | None:
+    """The fast loop goes first: while it acts, signals tell of its doing, not of the limits that we would move."""
+    signals = snapshot.signals
+    level = known_value(signals.guard_level)
+    if level is None:
+        return Hold(HoldReason.METRICS_UNKNOWN, "the guards' level is not known")
+    if level <= 0:
+        return None
+    # A breach that was seen before is none the less confirmed: the guard acts because of one.
+    return Hold(HoldReason.GUARD_ACTS, f"the guard gives way: {guard_words(signals)}", snapshot.previous_rule)
 
 
 def _ratios(snapshot: Snapshot) -> Ratios:

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 STATES = {
     HoldReason.METRICS_UNKNOWN: RetuneState.BLIND,
+    HoldReason.GUARD_ACTS: RetuneState.GUARDED,
     HoldReason.SETTLING: RetuneState.SETTLING,
     HoldReason.AT_BOUND: RetuneState.INFEASIBLE,
     HoldReason.NO_REMEDY: RetuneState.INFEASIBLE,
@@ -105,6 +106,7 @@ class Tuner:
             previous_rule=record.tuner.previous_rule,
             in_sync=len(record.pods_in_sync()) == len(record.ready_pods()),
             rollout=len(revisions) > 1,
+            guard_may_act=spec.retune.mode is RetuneMode.AUTO,
         )
 
     def _remember_start(self, record: ServiceRecord, spec: LLMServiceSpec) -> None:

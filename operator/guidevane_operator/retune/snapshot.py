@@ -38,6 +38,7 @@ class HoldReason(StrEnum):
     TOO_FEW_SAMPLES = "TooFewSamples"
     LIMITS_NOT_IN_SYNC = "LimitsNotInSync"
     ROLLOUT_IN_PROGRESS = "RolloutInProgress"
+    GUARD_ACTS = "GuardActs"
     SETTLING = "Settling"
     CONFIRMING = "Confirming"
     WITHIN_TARGETS = "WithinTargets"
@@ -151,3 +152,5 @@ class Snapshot:
     """Every ready pod obeys `limits`."""
     rollout: bool = False
     """Pods of two revisions are alive."""
+    guard_may_act: bool = True
+    """The guards' levels count: in a dry run (mode Observe) they move nothing, so that the tuner may look past them."""

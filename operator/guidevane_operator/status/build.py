@@ -8,6 +8,7 @@ from guidevane_api.llmservice import NAME_LABEL
 from guidevane_api.status import (
     Condition,
     FailuresStatus,
+    GuardStatus,
     LimitsStatus,
     LLMServiceStatus,
     MetricsStatus,
@@ -45,6 +46,7 @@ def build_status(facts: StatusFacts) -> LLMServiceStatus:
         ),
         limits=_limits(facts),
         retune=facts.previous.retune,
+        guard=_guard(facts),
         rollout=_rollout(facts),
         failures=_failures(facts),
         conditions=_conditions(facts, ready),
@@ -62,6 +64,7 @@ def _conditions(facts: StatusFacts, ready: Finding) -> tuple[Condition, ...]:
         ConditionType.SLO_MET: control.slo_met(facts),
         ConditionType.LIMITS_IN_SYNC: control.limits_in_sync(facts),
         ConditionType.RETUNE_ACTIVE: control.retune_active(facts),
+        ConditionType.TENANT_KEYS_FOUND: control.tenant_keys_found(facts),
     }
     return tuple(_condition(facts, kind, finding) for kind, finding in findings.items())
 
@@ -118,6 +121,12 @@ def _slo(facts: StatusFacts) -> SLOStatus:
         attainment_percent=facts.attainment_percent,
         kv_cache_percent=None if kv is None else 5 * round(kv / 5),
     )
+
+
+def _guard(facts: StatusFacts) -> GuardStatus | None:
+    """The guards' level, None unless known."""
+    level = known_value(facts.signals.guard_level)
+    return None if level is None else GuardStatus(level=int(level), lines=facts.signals.guard_lines)
 
 
 def _rounded(signal: Signal) -> int | None:

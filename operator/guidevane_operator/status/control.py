@@ -1,4 +1,4 @@
-"""Conditions about what the operator steers by: SpecAccepted, MetricsFresh, SLOMet, LimitsInSync, RetuneActive."""
+"""Conditions about what the operator steers by: the spec, its signals, the SLO, limits, the tuner, tenants' keys."""
 
 from guidevane_api.conditions import Reason
 from guidevane_api.spec_control import RetuneMode
@@ -105,3 +105,13 @@ def retune_active(facts: StatusFacts) -> Finding:
     if facts.metrics_state is not MetricsState.KNOWN:
         return Finding(FALSE, Reason.BLIND, "signals are missing, so nothing is moved")
     return Finding(TRUE, Reason.TUNING)
+
+
+def tenant_keys_found(facts: StatusFacts) -> Finding:
+    """Every tenant has a key of its own."""
+    if facts.tenants is None:
+        return Finding(UNKNOWN, Reason.KEYS_NOT_READ, "no Secret with a tenant's key was read yet")
+    locked = facts.tenants.locked
+    if not locked:
+        return Finding(TRUE, Reason.KEYS_FOUND)
+    return Finding(FALSE, next(iter(locked.values())).reason, f"{facts.tenants.sentence}. Until then it is refused.")

@@ -12,6 +12,7 @@ from guidevane_operator.kube import ServiceKey
 from guidevane_operator.limits_plan import DesiredLimits
 from guidevane_operator.loops import Failure
 from guidevane_operator.signals import Signals
+from guidevane_operator.tenants import TenantsPlan
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class StatusFacts:
     metrics_state: MetricsState = MetricsState.ABSENT
     """Damped: one lost scrape does not flip it."""
     signals: Signals = field(default_factory=Signals)
+    tenants: TenantsPlan | None = None
+    """None until the keys of tenants were read."""
     slo_missed: bool = False
     """Damped: one bad look is no breach, one good look no recovery."""
     attainment_percent: int | None = None

@@ -38,6 +38,7 @@ def _steady(status: Json) -> Json:
         (c.get("type"), c.get("status"), c.get("reason"), c.get("observedGeneration"))
         for c in status.get("conditions") or ()
     ]
+    steady["guard"] = bool((status.get("guard") or {}).get("level"))
     steady["metrics"] = (status.get("metrics") or {}).get("state")
     retune = dict(status.get("retune") or {})
     retune.pop("message", None)

@@ -7,7 +7,7 @@ argument.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
@@ -98,6 +98,22 @@ class Guard:
     def steps(self) -> tuple[Step, ...]:
         """In the order in which they were taken; they are taken back from the end."""
         return tuple(self._steps)
+
+    def protect(self, lines: Mapping[Line, float], *, dry_run: bool = False) -> None:
+        """Protect other lines from the next tick on; steps that were taken for the old ones are taken back as ever.
+
+        Between dry run and earnest it starts from normal: steps of the one were never obeyed, nor are they to be.
+        """
+        if dry_run != self.config.dry_run:
+            self.stand_down()
+        self.config = replace(self.config, lines=lines, dry_run=dry_run)
+        self._windows = {line: self._windows.get(line) or _window(line, self.config) for line in lines}
+
+    def stand_down(self) -> None:
+        """Take everything back at once and look at nothing, until there is something to protect again."""
+        self.config = replace(self.config, lines={})
+        self._windows, self._steps, self._shares = {}, [], {}
+        self._over, self._calm, self._not_over = _Lasting(), _Lasting(), _Lasting()
 
     def observe(self, sample: Sample) -> None:
         """Take a sample; one of a line that has no bound is dropped."""

@@ -2,24 +2,59 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
-from guidevane_runtime.core.guard import Guard, GuardDecision
+from guidevane_api.pod_files import GuardMode, ProtectionLines
+from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision
+from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import SetLimits
 from guidevane_runtime.errors import EngineUnavailable
 from guidevane_runtime.server.services import Services
+from guidevane_runtime.server.watched_file import WatchedFile
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 HAND_OVER_TIMEOUT_S = 30.0
 """Longest wait for the engine's next iteration: above its longest step."""
+LINES: Mapping[str, Line] = {
+    "ttft_p95_milliseconds": Line.TTFT,
+    "itl_p95_milliseconds": Line.ITL,
+    "queue_wait_p95_milliseconds": Line.QUEUE_WAIT,
+    "kv_cache_utilization_max_percent": Line.KV_USE,
+    "admission_reject_rate_max_percent": Line.REJECTS,
+}
+"""By field of ProtectionLines."""
 
 
-async def watch_guard(services: Services, guard: Guard, tick_s: float = TICK_S) -> None:
-    """Runs until cancelled."""
+def build_guard(flags: ProtectionLines, slo_file: WatchedFile[ProtectionLines] | None) -> Guard | None:
+    """None if it is off for good: a file may switch it on later. Raises StartError for a bad file."""
+    if slo_file is None and flags.mode is GuardMode.OFF:
+        return None
+    guard = Guard(GuardConfig({}))
+    protect(guard, slo_file.read() if slo_file else flags)
+    return guard
+
+
+async def watch_guard(
+    services: Services, guard: Guard, slo_file: WatchedFile[ProtectionLines] | None = None, tick_s: float = TICK_S
+) -> None:
+    """Runs until cancelled. What slo_file says is protected from the next tick on."""
     while True:
         await asyncio.sleep(tick_s)
+        if slo_file is not None and (changed := slo_file.changed()) is not None:
+            protect(guard, changed)
+            logger.info("protection lines changed", extra={"mode": changed.mode.value, **changed.given()})
         await tick(services, guard)
+
+
+def protect(guard: Guard, protection: ProtectionLines) -> None:
+    """Tell the guard what to protect, and whether to act."""
+    if protection.mode is GuardMode.OFF:
+        guard.stand_down()
+        return
+    lines = {LINES[name]: float(bound) for name, bound in protection.given().items()}
+    guard.protect(lines, dry_run=protection.mode is GuardMode.DRY_RUN)
 
 
 async def tick(services: Services, guard: Guard) -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from guidevane_api.limits import SchedulerLimits, limit_violations
-from guidevane_api.pod_files import TenantsFile
+from guidevane_api.pod_files import ProtectionLines, TenantsFile
 from guidevane_runtime.core.door import AdmissionGate
 from guidevane_runtime.core.guard import Guard, Sample
 from guidevane_runtime.core.messages import EngineFailed, StepReport
@@ -24,7 +24,7 @@ from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.server.api.admin import AdminToken, watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
 from guidevane_runtime.server.bodies import BodyReader
-from guidevane_runtime.server.guard_watch import watch_guard
+from guidevane_runtime.server.guard_watch import build_guard, watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
@@ -84,7 +84,7 @@ class Server:
     async def _serve(self, services: Services) -> None:
         watches = [asyncio.create_task(watch(services)) for watch in (watch_lease, watch_tenants)]
         if services.guard is not None:
-            watches.append(asyncio.create_task(watch_guard(services, services.guard)))
+            watches.append(asyncio.create_task(watch_guard(services, services.guard, services.slo_file)))
         try:
             await self._wait_for_stop(services)
             await self._drain(services)
@@ -162,7 +162,8 @@ def build_services(
     """Everything that handlers need, from the settings; the engine is not started."""
     tokenizer = load_tokenizer(model_path)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.special) if tokenizer.chat_template else None
-    guard = Guard(settings.guard_config) if settings.guard_config else None
+    slo_file = WatchedFile(settings.slo_file, "--slo-file", ProtectionLines) if settings.slo_file else None
+    guard = build_guard(settings.protection, slo_file)
     limits = _limits_keeper(settings, guard, clock)
     watched = WatchedFile(settings.tenants_file, "--tenants-file", TenantsFile) if settings.tenants_file else None
     tenants = TenantsKeeper(watched)
@@ -189,6 +190,7 @@ def build_services(
         pool=ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenize"),
         hang_after_s=settings.hang_seconds,
         guard=guard,
+        slo_file=slo_file,
         clock=clock,
     )
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from guidevane_api.pod_files import ProtectionLines
 from guidevane_runtime.core.door import AdmissionGate, Capacity, Refused, Rejection, Reported
 from guidevane_runtime.core.guard import Guard
 from guidevane_runtime.core.messages import EngineStats, StepReport
@@ -25,6 +26,7 @@ from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.tenants_keeper import TenantsKeeper
 from guidevane_runtime.server.text.chat_template import ChatTemplate
 from guidevane_runtime.server.text.tokenizer import Tokenizer
+from guidevane_runtime.server.watched_file import WatchedFile
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class Services:
     """Silence of the engine after which the pod is not ready."""
     guard: Guard | None = None
     """None: it is off."""
+    slo_file: WatchedFile[ProtectionLines] | None = None
+    """Where the guard's lines come from, if they may change."""
     clock: Callable[[], float] = time.monotonic
     live: LiveRequests = field(default_factory=LiveRequests)
     created: int = field(default_factory=lambda: int(time.time()))

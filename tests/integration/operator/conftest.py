@@ -63,6 +63,7 @@ class ApiServer(kmock.KubernetesEmulator):
     away: bool = False
     """Answers 503 to everything."""
     writes: Counter[str] = attrs.field(factory=Counter)
+    secret_reads: int = 0
     versions: Iterator[int] = attrs.field(factory=lambda: itertools.count(100))
 
     async def _handle(self, request: Any) -> web.StreamResponse:
@@ -70,6 +71,8 @@ class ApiServer(kmock.KubernetesEmulator):
             return web.json_response({"kind": "Status", "code": 503, "reason": "ServiceUnavailable"}, status=503)
         if request.method.value in ("POST", "PATCH", "DELETE") and request.resource is not None:
             self.writes[f"{request.method.value} {request.resource.plural}/{request.subresource or ''}"] += 1
+        if request.method.value == "GET" and request.resource is not None:
+            self.secret_reads += request.resource.plural == "secrets"
         if request.method.value == "PATCH" and request.name is not None:
             return await self._patch(request)
         if request.method.value == "POST" and isinstance(request.data, dict):
@@ -226,6 +229,8 @@ class FakePrometheus:
     url: str = ""
     values: dict[str, float] = field(default_factory=dict)
     pods: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    """Protection lines that are over."""
     broken: bool = False
     queries: int = 0
 
@@ -237,6 +242,7 @@ class FakePrometheus:
         now = 1_000_000.0
         result = [{"metric": {"signal": name}, "value": [now, str(value)]} for name, value in self.values.items()]
         result += [{"metric": {"signal": "scraped_at", "pod": pod}, "value": [now, str(now - 1)]} for pod in self.pods]
+        result += [{"metric": {"signal": "guard_line", "line": line}, "value": [now, "1"]} for line in self.over]
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
 
 
@@ -387,7 +393,8 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         prometheus = FakePrometheus()
         port = await stack.enter_async_context(serving("127.0.0.1", 0, "POST", "/api/v1/query", prometheus.handle))
         prometheus.url = f"http://127.0.0.1:{port}"
-        periods = {"admin_timeout_seconds": 0.5, "drift_seconds": 0.3, "status_seconds": 0.2, "resync_seconds": 86_400}
+        periods = {"admin_timeout_seconds": 0.5, "drift_seconds": 0.3, "status_seconds": 0.2, "key_seconds": 0.2}
+        periods["resync_seconds"] = 86_400
         settings = Settings(prometheus_url=prometheus.url, **periods)
         cluster = Cluster(api, prometheus, settings, stack)
         # One port for the admin servers of all pods, each on an address of its own.

@@ -24,6 +24,7 @@ KNOWN = {
     "itl_p99_ms:samples": 3000,
     "queue_wait_p95_ms": 100,
     "queue_wait_p95_ms:samples": 60,
+    "guard_level": 0,
 }
 """ITL far above its line, TTFT with room: the chunk should be halved."""
 
@@ -96,6 +97,43 @@ async def test_auto_moves_one_knob_and_status_says_why(cluster: Any) -> None:
     await cluster.until(lambda: engine.limits.prefill_chunk_size <= 1024)
     assert engine.limits.max_num_seqs == 8
     await cluster.until(lambda: "LimitsRetuned" in cluster.events())
+
+
+async def test_the_tuner_waits_while_the_guard_acts_and_both_ends_of_that_are_told(cluster: Any) -> None:
+    await cluster.start_operator()
+    await cluster.add_service(retune=FAST | {"mode": "Auto"}, monitoring=MONITORING)
+    await cluster.until(cluster.deployment)
+    await cluster.add_pod("chat-0")
+    cluster.prometheus.pods, cluster.prometheus.over = ("chat-0",), ("itl_p95_ms",)
+    cluster.prometheus.values = KNOWN | {"guard_level": 2}
+
+    await cluster.until(lambda: cluster.status().get("retune", {}).get("state") == "Guarded", timeout_s=30)
+    assert cluster.status()["guard"] == {"level": 2, "lines": ["itlP95Milliseconds"]}
+    assert cluster.status()["retune"]["message"] == "the guard gives way: level 2, over itlP95Milliseconds"
+    await cluster.until(lambda: "GuardGaveWay" in cluster.events())
+    looks = cluster.prometheus.queries
+    await cluster.until(lambda: cluster.prometheus.queries >= looks + 8)
+    assert "history" not in cluster.status()["retune"]
+
+    cluster.prometheus.values, cluster.prometheus.over = KNOWN, ()
+
+    await cluster.until(lambda: cluster.status()["retune"].get("history"), timeout_s=30)
+    await cluster.until(lambda: "GuardRecovered" in cluster.events(), timeout_s=20)
+    assert cluster.status()["guard"] == {"level": 0, "lines": []}
+
+
+async def test_a_level_that_pods_do_not_say_moves_nothing(cluster: Any) -> None:
+    await cluster.start_operator()
+    await cluster.add_service(retune=FAST | {"mode": "Auto"}, monitoring=MONITORING)
+    await cluster.until(cluster.deployment)
+    await cluster.add_pod("chat-0")
+    cluster.prometheus.pods = ("chat-0",)
+    cluster.prometheus.values = {name: value for name, value in KNOWN.items() if name != "guard_level"}
+
+    await cluster.until(lambda: "level is not known" in cluster.status().get("retune", {}).get("message", ""))
+
+    assert cluster.status()["retune"]["state"] == "Blind"
+    assert "guard" not in cluster.status()
 
 
 async def test_observe_says_what_it_would_do_and_moves_nothing(cluster: Any) -> None:

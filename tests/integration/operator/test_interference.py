@@ -20,6 +20,7 @@ CALM = {
     "itl_p95_ms:samples": 3000,
     "queue_wait_p95_ms": 100,
     "queue_wait_p95_ms:samples": 60,
+    "guard_level": 0,
 }
 FAST = {"monitoring": {"scrapeIntervalSeconds": 1}}
 
@@ -117,6 +118,7 @@ async def test_a_service_made_again_waits_for_the_children_of_the_old_one(cluste
         ("v1/serviceaccounts", "chat"),
         ("v1/configmaps", "chat-limits"),
         ("v1/secrets", "chat-admin"),
+        ("v1/secrets", "chat-tenants"),
         ("v1/services", "chat"),
         ("apps/v1/deployments", "chat"),
     ):

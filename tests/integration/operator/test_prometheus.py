@@ -44,6 +44,10 @@ class Exporter:
 
         self.kv, self.running = gauge("vllm:kv_cache_usage_perc"), gauge("vllm:num_requests_running")
         self.waiting = gauge("vllm:num_requests_waiting")
+        self.levels = Gauge("guidevane_guard_level", "-", names, registry=self.registry)
+        self.level = self.levels.labels(**LABELS)
+        over = Gauge("guidevane_guard_line_breached", "-", (*names, "line"), registry=self.registry)
+        self.ttft_over, self.itl_over = (over.labels(**LABELS, line=line) for line in ("ttft_p95_ms", "itl_p95_ms"))
         self.preemptions = counter("vllm:num_preemptions")
         self.prompt, self.generated = counter("vllm:prompt_tokens"), counter("vllm:generation_tokens")
         success = Counter("vllm:request_success", "-", (*names, "finished_reason"), registry=self.registry)
@@ -151,6 +155,26 @@ async def test_signals_are_read_once_per_pod_with_their_samples(scraped: Scraped
     assert signals.preemptions.value == 0
     assert signals.itl_p95_ms.samples == pytest.approx(19 * signals.ttft_p95_ms.samples, rel=0.2)
     assert signals.prompt_tokens.value == pytest.approx(100 * signals.finished.value, rel=0.3)
+
+
+async def test_the_guard_is_that_of_the_pod_that_gives_way_most(scraped: Scraped) -> None:
+    calm = await scraped.until(lambda s: isinstance(s.guard_level, Known), traffic=False)
+    scraped.exporters["chat-1"].level.set(3)
+    scraped.exporters["chat-1"].itl_over.set(1)
+
+    signals = await scraped.until(lambda s: s.guard_lines, traffic=False)
+
+    assert (calm.guard_level.value, calm.guard_lines) == (0, ())
+    assert (signals.guard_level.value, signals.guard_lines) == (3, ("itlP95Milliseconds",))
+
+
+async def test_a_pod_that_does_not_say_its_level_is_not_at_level_0(scraped: Scraped) -> None:
+    scraped.exporters["chat-1"].registry.unregister(scraped.exporters["chat-1"].levels)
+
+    signals = await scraped.until(lambda s: s.state is MetricsState.KNOWN, traffic=False)
+
+    assert isinstance(signals.kv_percent, Known)
+    assert isinstance(signals.guard_level, Absent)
 
 
 async def test_no_traffic_is_known_as_no_traffic(scraped: Scraped) -> None:

@@ -13,6 +13,7 @@ async def test_a_service_gets_its_children_and_a_status(cluster: Any) -> None:
         ("v1/services", "chat"),
         ("v1/configmaps", "chat-limits"),
         ("v1/secrets", "chat-admin"),
+        ("v1/secrets", "chat-tenants"),
         ("v1/serviceaccounts", "chat"),
         ("policy/v1/poddisruptionbudgets", "chat"),
     ):

@@ -22,6 +22,27 @@ async def test_a_line_given_as_a_flag_is_guarded(start_runtime: Any, tiny_model:
             assert moved["reason"].endswith(", line 1: refusing long prompts")
 
 
+async def test_lines_in_a_file_change_under_a_running_server(
+    start_runtime: Any, tiny_model: Path, connect: Any, tmp_path: Path
+) -> None:
+    slo = tmp_path / "slo.json"
+    slo.write_text('{"mode": "off", "ttftP95Milliseconds": 1}')
+    limits = {"maxModelLen": 2048, "longContextThresholdTokens": 64}
+    with start_runtime(tiny_model, *FLAGS, "--slo-file", str(slo), limits=limits) as started:
+        started.wait_for_ports()
+        started.wait_for_engine()
+        async with connect(started) as client:
+            slo.write_text('{"mode": "on", "ttftP95Milliseconds": 1}')
+            await breach_until_it_gives_way(client)
+            slo.write_text('{"mode": "off"}')
+            deadline_s = time.monotonic() + 10.0
+            while (await client.metrics())["guidevane_guard_level"]:
+                assert time.monotonic() < deadline_s, "the guard did not stand down within 10 s"
+                await asyncio.sleep(0.2)
+    modes = [entry["mode"] for entry in started.entries if entry["message"] == "protection lines changed"]
+    assert modes == ["on", "off"]
+
+
 async def breach_until_it_gives_way(client: Any) -> None:
     """No first token is out within 1 ms of its arrival over HTTP, several at once least of all."""
     deadline_s = time.monotonic() + 90.0

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from guidevane_api.limits import Envelope, SchedulerLimits
+from guidevane_api.pod_files import ProtectionLines
 from guidevane_runtime.core.door import AdmissionGate
 from guidevane_runtime.core.fake_runner import FakeRunner
 from guidevane_runtime.core.guard import Guard, GuardConfig, Sample
@@ -34,6 +36,7 @@ from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
 from guidevane_runtime.server.tenants_keeper import TenantsKeeper
 from guidevane_runtime.server.text.tokenizer import SpecialTokens, Tokenizer
+from guidevane_runtime.server.watched_file import WatchedFile
 
 TOKEN = "t"
 VOCAB_SIZE = 257
@@ -408,3 +411,18 @@ async def test_the_guard_is_asked_again_and_again() -> None:
         await until(lambda: breached("guidevane_guard_line_breached", labels) == 1)
         watching.cancel()
         await asyncio.wait((watching,))
+
+
+async def test_new_lines_in_the_file_reach_the_guard_while_it_watches(tmp_path: Path) -> None:
+    guard = Guard(GuardConfig({Line.ITL: 100.0}))
+    file = tmp_path / "slo.json"
+    file.write_text('{"itlP95Milliseconds": 100}')
+    slo_file = WatchedFile(file, "--slo-file", ProtectionLines)
+    slo_file.read()
+    async with house(guard) as opened:
+        watching = asyncio.create_task(watch_guard(opened.services, guard, slo_file, tick_s=0.01))
+        file.write_text('{"mode": "dry-run", "ttftP95Milliseconds": 700}')
+        await until(lambda: guard.config.dry_run)
+        watching.cancel()
+        await asyncio.wait((watching,))
+    assert guard.config.lines == {Line.TTFT: 700.0}

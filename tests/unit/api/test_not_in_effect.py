@@ -21,7 +21,6 @@ def paths(spec):
             ["spec.autoscaling.mode", "spec.autoscaling.maxReplicas"],
         ),
         ({"cache": {"weights": {"size": "10Gi"}}}, ["spec.cache.weights.size"]),
-        ({"tenancy": {"tenants": [{"name": "a"}]}}, ["spec.tenancy.tenants"]),
         ({"gateway": {"inferencePool": {"enabled": True}}}, ["spec.gateway.inferencePool.enabled"]),
         ({"gateway": {"httpRoute": {"hostnames": ["a.example"]}}}, ["spec.gateway.httpRoute.hostnames"]),
         ({"rollout": {"canary": {"enabled": True}}}, ["spec.rollout.canary.enabled"]),
@@ -55,7 +54,8 @@ def test_a_field_that_asks_for_later_behaviour_is_found(spec, found):
         {"monitoring": {"podMonitor": False, "scrapeIntervalSeconds": 2}},
         {"retune": {"mode": "Auto", "knobs": ["maxNumSeqs"], "verdict": {"worsePercent": 10}}},
         {"retune": {"bounds": [{"knob": "maxNumSeqs", "min": 1, "max": 2}]}},
-        {"tenancy": {"tenants": []}},
+        {"tenancy": {"tenants": [{"name": "a", "weight": 3}], "classes": {"interactive": 5}}},
+        {"slo": {"admissionRejectRateMaxPercent": 5}},
         {"model": {"uri": "file:///x", "secretRef": {"name": ""}}},
     ],
 )

@@ -302,6 +302,53 @@ def test_a_new_target_is_cut_as_the_old_one_was() -> None:
     assert drive.guard.effect(SchedulerLimits(max_num_seqs=10)).limits.max_num_seqs == 5
 
 
+@pytest.mark.parametrize("lines", [{**LINES, Line.ITL: 1000.0}, {Line.TTFT: 1500.0}], ids=["raised", "removed"])
+def test_steps_for_a_line_that_is_raised_or_removed_are_taken_back_one_by_one(lines: Mapping[Line, float]) -> None:
+    drive = Drive()
+    drive.run_to_level(2, CALM, only(Line.ITL, OVER))
+    drive.guard.protect(lines)
+    assert drive.run(25, CALM, only(Line.ITL, OVER)).level == 2, "no calm of 30 s yet"
+    assert drive.run(10, CALM, only(Line.ITL, OVER)).level == 1
+    assert drive.run(30, CALM, only(Line.ITL, OVER)).level == 0
+
+
+def test_a_line_that_is_lowered_judges_the_samples_that_are_there() -> None:
+    drive = Drive()
+    drive.run(60, CALM)
+    drive.guard.protect({**LINES, Line.TTFT: 100.0})
+    assert drive.run(1).line is Line.TTFT
+    assert drive.run(10, CALM).level == 1
+
+
+def test_a_line_that_is_new_has_a_window_of_its_own() -> None:
+    drive = Drive({Line.TTFT: 1500.0})
+    drive.run(60, OVER)
+    drive.guard.protect({Line.TTFT: 1500.0, Line.ITL: 120.0})
+    assert drive.run(1).breached == {Line.TTFT}, "what was dropped before is not heard of now"
+    assert drive.run(2, OVER).breached == {Line.TTFT, Line.ITL}
+
+
+def test_a_guard_that_stands_down_leaves_the_limits_whole_at_once() -> None:
+    drive = Drive()
+    drive.run_to_level(4, CALM, only(Line.KV_USE, OVER))
+    drive.guard.stand_down()
+    decision = drive.run(60, OVER)
+    assert (decision.level, decision.breached, decision.effect.limits) == (0, frozenset(), TARGET)
+    drive.guard.protect(LINES)
+    assert drive.run(10, OVER).level == 0, "a line has to be over for 10 s again"
+    assert drive.run(2, OVER).level == 1
+
+
+@pytest.mark.parametrize("was_dry", [True, False])
+def test_between_a_dry_run_and_earnest_the_guard_starts_from_normal(was_dry: bool) -> None:
+    drive = Drive(dry_run=was_dry)
+    drive.run_to_level(3, CALM, only(Line.ITL, OVER))
+    drive.guard.protect(LINES, dry_run=not was_dry)
+    assert (drive.guard.level, drive.guard.effect(TARGET).limits) == (0, TARGET)
+    drive.run_to_level(1, CALM, only(Line.ITL, OVER))
+    assert bool(cut_fields(drive.decisions[-1])) is was_dry
+
+
 @pytest.mark.parametrize("config", [{"t_up_s": 5.0}, {"lines": {Line.ITL: 0.0}}])
 def test_a_config_that_cannot_work_is_refused(config: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"raise t_up_s|leave out"):

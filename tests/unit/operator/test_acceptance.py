@@ -23,6 +23,11 @@ def test_a_minimal_spec_is_accepted() -> None:
         ({"model": MODEL, "rollout": {"strategy": "Surge"}}, Reason.FIELD_NOT_IN_EFFECT, "spec.rollout.strategy"),
         ({"model": MODEL, "limits": {"maxNumSeqs": 500}}, Reason.INVALID_SPEC, "maxNumSeqs"),
         ({"model": MODEL, "limits": {"prefillChunkSize": 8000}}, Reason.INVALID_SPEC, "prefillChunkSize"),
+        (
+            {"model": MODEL, "tenancy": {"tenants": [{"name": "a"}, {"name": "b"}]}},
+            Reason.INVALID_SPEC,
+            "spec.tenancy.tenants: a and b have no keySecretRef; only one may",
+        ),
     ],
 )
 def test_a_refusal_names_the_field(spec: dict[str, Any], reason: Reason, field: str) -> None:

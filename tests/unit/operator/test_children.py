@@ -1,5 +1,6 @@
 """The children of a service: goldens, and what must hold for every service."""
 
+import base64
 import dataclasses
 import json
 import os
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from guidevane_api.pod_files import TenantsFile
+from guidevane_api.spec_traffic import TenancySpec
 from guidevane_operator.children import RenderContext, render, revision_of
 from guidevane_operator.children.__main__ import context_of, main, render_text
 from guidevane_operator.children.quantity import to_bytes
+from guidevane_operator.tenants import plan_tenants
 
 CASES = Path(__file__).parents[2] / "data" / "children"
 
@@ -48,6 +52,8 @@ def test_a_change_of_live_blocks_leaves_the_pod_template_alone() -> None:
         {"suspend": True},
         {"monitoring": {"prometheusURL": "http://elsewhere:9090"}},
         {"disruption": {"pdb": "Off"}},
+        {"tenancy": {"tenants": [{"name": "a", "keySecretRef": {"name": "keys", "key": "a"}}]}},
+        {"tenancy": {"tenants": [{"name": "b", "weight": 3}], "classes": {"offline": 4}}},
     ]
     for blocks in live:
         assert child("Deployment", **blocks)["spec"]["template"] == before, blocks
@@ -91,6 +97,37 @@ def test_every_child_is_owned_by_the_service_and_in_its_namespace() -> None:
         owner = manifest["metadata"]["ownerReferences"][0]
         assert (owner["kind"], owner["name"], owner["controller"]) == ("LLMService", "chat", True)
         assert manifest["metadata"]["namespace"] == "demo"
+
+
+def test_the_lines_of_the_slo_lie_beside_the_limits_with_what_the_guard_may_do() -> None:
+    found = {
+        mode: json.loads(child("ConfigMap", slo={"itlP95Milliseconds": 99}, retune={"mode": mode})["data"]["slo.json"])
+        for mode in ("Off", "Observe", "Auto")
+    }
+    assert {mode: lines.pop("mode") for mode, lines in found.items()} == {
+        "Off": "off",
+        "Observe": "dry-run",
+        "Auto": "on",
+    }
+    assert (
+        found["Auto"]
+        == found["Off"]
+        == {
+            "ttftP95Milliseconds": 1500,
+            "itlP95Milliseconds": 99,
+            "queueWaitP95Milliseconds": 500,
+            "kvCacheUtilizationMaxPercent": 88,
+            "admissionRejectRateMaxPercent": 1,
+        }
+    )
+
+
+def test_the_tenants_file_says_who_shares_the_service() -> None:
+    tenants = plan_tenants(TenancySpec.model_validate({"tenants": [{"name": "a", "weight": 3}]}), {}).file
+    rendered = render(dataclasses.replace(context(), tenants=tenants))
+    secret = next(m for m in rendered if m["metadata"]["name"] == "chat-tenants")
+    text = base64.b64decode(secret["data"]["tenants.json"])
+    assert TenantsFile.model_validate_json(text) == tenants
 
 
 def test_the_token_is_in_the_secret_and_nowhere_else() -> None:

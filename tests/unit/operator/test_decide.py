@@ -12,7 +12,7 @@ from guidevane_api.status import MetricsState
 from guidevane_operator.retune.decide import decide
 from guidevane_operator.retune.setup import bounds_of, policy_of, targets_of
 from guidevane_operator.retune.snapshot import Bound, Direction, Hold, HoldReason, LastMove, Move, Rule, Snapshot
-from guidevane_operator.signals import Absent, Known, Signals
+from guidevane_operator.signals import Absent, Known, Signal, Signals
 
 SPEC = LLMServiceSpec.model_validate({"model": {"uri": "file:///m"}})
 
@@ -27,6 +27,7 @@ def signals(**values: float) -> Signals:
         "finished": 100,
         "prompt_tokens": 10000,
         "generation_tokens": 10000,
+        "guard_level": 0,
         "ttft_p95_ms": 500,
         "itl_p95_ms": 50,
         "itl_p99_ms": 60,
@@ -134,6 +135,33 @@ def test_no_traffic_is_a_reason_of_its_own() -> None:
     decision = decide(snapshot(quiet))
     assert isinstance(decision, Hold)
     assert decision.reason is HoldReason.TOO_FEW_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("level", "reason"),
+    [(Known(2.0), HoldReason.GUARD_ACTS), (Absent("no such series"), HoldReason.METRICS_UNKNOWN)],
+)
+def test_the_tuner_waits_while_the_guard_acts_or_may_act(level: Signal, reason: HoldReason) -> None:
+    breach = dataclasses.replace(signals(itl_p95_ms=300), guard_level=level, guard_lines=("itlP95Milliseconds",))
+    decision = decide(snapshot(breach))
+    assert isinstance(decision, Hold)
+    assert decision.reason is reason
+    assert isinstance(decide(snapshot(breach, guard_may_act=False)), Move), "a dry run moves nothing"
+
+
+def test_a_small_breach_that_the_guard_came_between_needs_no_second_look_afterwards() -> None:
+    small, guarded = signals(itl_p95_ms=150), signals(itl_p95_ms=80, guard_level=1)
+    first = decide(snapshot(small))
+    between = decide(snapshot(guarded, previous_rule=first.rule))
+    after = decide(snapshot(small, previous_rule=between.rule))
+    assert [type(decision) for decision in (first, between, after)] == [Hold, Hold, Move]
+
+
+def test_a_guard_that_acts_is_named_with_its_level_and_lines() -> None:
+    breach = dataclasses.replace(signals(guard_level=2), guard_lines=("itlP95Milliseconds",))
+    decision = decide(snapshot(breach))
+    assert isinstance(decision, Hold)
+    assert decision.message == "the guard gives way: level 2, over itlP95Milliseconds"
 
 
 def test_bounds_default_to_a_quarter_of_the_spec_and_the_envelope() -> None:

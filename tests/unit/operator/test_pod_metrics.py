@@ -34,6 +34,15 @@ class Pod:
         self.ttft = Histogram("vllm:time_to_first_token_seconds", "-", registry=self.registry, buckets=buckets)
         self.itl = Histogram("vllm:inter_token_latency_seconds", "-", registry=self.registry, buckets=buckets)
         self.queue = Histogram("vllm:request_queue_time_seconds", "-", registry=self.registry, buckets=buckets)
+        self.over = Gauge("guidevane_guard_line_breached", "-", ("line",), registry=self.registry)
+
+    def say_level(self, level: int, *over: str) -> None:
+        """What the guard exports; a runtime without one says nothing."""
+        if not hasattr(self, "level"):
+            self.level = Gauge("guidevane_guard_level", "-", registry=self.registry)
+        self.level.set(level)
+        for line in ("ttft_p95_ms", "itl_p95_ms"):
+            self.over.labels(line).set(line in over)
 
     def scrape(self, after_s: float = 15.0) -> None:
         self.now_s += after_s
@@ -107,6 +116,27 @@ def test_a_silent_pod_makes_everything_partial_and_no_pod_at_all_is_unreachable(
     assert some.kv_percent == Partial(0.0, 1, 2)
     assert none.state is MetricsState.ABSENT
     assert none.unreachable
+
+
+def test_the_guard_is_that_of_the_pod_that_gives_way_most_and_all_lines_that_are_over() -> None:
+    pods = Pod(), Pod()
+    for pod, (level, over) in zip(pods, ((1, "ttft_p95_ms"), (3, "itl_p95_ms")), strict=True):
+        pod.say_level(5)
+        pod.scrape()
+        pod.say_level(level, over)
+        pod.scrape()
+    signals = signals_of([pod.ring for pod in pods], 2)
+    assert signals.guard_level == Known(3.0, 0.0, None)
+    assert signals.guard_lines == ("ttftP95Milliseconds", "itlP95Milliseconds")
+
+
+def test_a_pod_that_does_not_say_its_level_is_not_at_level_0() -> None:
+    silent, speaking = Pod(), Pod()
+    speaking.say_level(0)
+    for pod in (silent, speaking):
+        pod.scrape()
+    assert signals_of([speaking.ring], 1).guard_level == Known(0.0, 0.0, None)
+    assert isinstance(signals_of([silent.ring, speaking.ring], 2).guard_level, Absent)
 
 
 def test_html_is_no_exposition() -> None:

@@ -8,7 +8,17 @@ import pytest
 
 from guidevane_api.status import MetricsState
 from guidevane_operator.prometheus import PLAIN_SIGNALS, QUANTILES, SAMPLES, Target, build_query, read_signals
-from guidevane_operator.signals import Absent, Invalid, Known, Partial, SignalHistory, Signals, Stale, known_value
+from guidevane_operator.signals import (
+    Absent,
+    Invalid,
+    Known,
+    Partial,
+    SignalHistory,
+    Signals,
+    Stale,
+    guard_words,
+    known_value,
+)
 
 TARGET = Target("demo", ("chat-0", "chat-1"), window_s=60, scrape_interval_s=15)
 NOW = 1_000_000.0
@@ -68,6 +78,16 @@ def test_a_missing_pod_makes_every_value_partial() -> None:
     assert signals.state is MetricsState.PARTIAL
     assert signals.kv_percent == Partial(10.0, 1, 2)
     assert known_value(signals.kv_percent) is None
+
+
+def test_lines_that_are_over_are_named_as_in_the_spec() -> None:
+    over = [
+        {"metric": {"signal": "guard_line", "line": line}, "value": [NOW, "1"]}
+        for line in ("itl_p95_ms", "kv_cache_utilization_max", "of_a_later_release")
+    ]
+    signals = read_signals(samples(guard_level=2.0) + over, TARGET)
+    assert signals.guard_lines == ("itlP95Milliseconds", "kvCacheUtilizationMaxPercent")
+    assert guard_words(signals) == "level 2, over itlP95Milliseconds, kvCacheUtilizationMaxPercent"
 
 
 def test_the_order_of_pods_does_not_matter() -> None:

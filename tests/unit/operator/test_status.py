@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from guidevane_api.conditions import ConditionStatus, ConditionType, Reason
 from guidevane_api.llmservice import LLMServiceSpec
+from guidevane_api.spec_traffic import TenancySpec
 from guidevane_api.status import LLMServiceStatus, MetricsState
 from guidevane_operator.admin_client import Refused, Unreachable
 from guidevane_operator.facts import PodFacts, Termination, read_pod
@@ -19,6 +20,7 @@ from guidevane_operator.limits_plan import next_desired
 from guidevane_operator.signals import Invalid, Known, Signals
 from guidevane_operator.status import StatusFacts, build_status, is_urgent, merge_patch
 from guidevane_operator.status.write import to_json
+from guidevane_operator.tenants import plan_tenants
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SPEC = LLMServiceSpec.model_validate({"model": {"uri": "file:///models/tiny"}, "replicas": 2})
@@ -218,6 +220,30 @@ def test_numbers_are_rounded_and_alone_are_not_urgent() -> None:
     assert merge_patch(status(841), status(838)) == {}
     assert merge_patch(status(841), status(960)) != {}
     assert not is_urgent(status(841), status(960))
+
+
+def test_the_guard_is_shown_while_it_is_known_and_its_first_step_is_urgent() -> None:
+    def status(level: float | None) -> dict[str, Any]:
+        signals = seen() if level is None else dataclasses.replace(seen(guard_level=level), guard_lines=("a", "b"))
+        return to_json(build_status(facts(pod("a"), signals=signals, metrics_state=MetricsState.KNOWN)))
+
+    assert status(2)["guard"] == {"level": 2, "lines": ["a", "b"]}
+    assert "guard" not in status(None)
+    assert is_urgent(status(0), status(1)) and is_urgent(status(2), status(0))
+    assert not is_urgent(status(1), status(2))
+
+
+def test_a_locked_out_tenant_is_a_condition_and_no_keys_are_none() -> None:
+    kind = ConditionType.TENANT_KEYS_FOUND
+    tenancy = TenancySpec.model_validate({"tenants": [{"name": "gold", "keySecretRef": {"name": "keys", "key": "k"}}]})
+    locked = facts(pod("a"), tenants=plan_tenants(tenancy, {}))
+    assert condition(locked, kind) == (
+        ConditionStatus.FALSE,
+        "KeyMissing",
+        "tenant gold: Secret keys does not exist; create it with a key in k. Until then it is refused.",
+    )
+    assert condition(facts(pod("a"), tenants=plan_tenants(None, {})), kind)[:2] == (ConditionStatus.TRUE, "KeysFound")
+    assert condition(facts(pod("a")), kind)[:2] == (ConditionStatus.UNKNOWN, "KeysNotRead")
 
 
 def test_a_transition_is_urgent() -> None:

@@ -1,21 +1,26 @@
 """What the guard needs of the server: samples, and limits in force beside the target."""
 
+from pathlib import Path
+
 import pytest
 from prometheus_client import CollectorRegistry
 
 from guidevane_api.admin import LimitsPatch
 from guidevane_api.limits import Envelope, PartialLimits, SchedulerLimits
+from guidevane_api.pod_files import ProtectionLines
 from guidevane_runtime.core.door import Rejection
-from guidevane_runtime.core.guard import GuardDecision
+from guidevane_runtime.core.guard import GuardConfig, GuardDecision
 from guidevane_runtime.core.guard_steps import GuardEffect, Line
 from guidevane_runtime.core.leases import Standing
 from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, SamplingParams, StepReport
 from guidevane_runtime.errors import StartError
 from guidevane_runtime.server.choices import Choice
+from guidevane_runtime.server.guard_watch import LINES, build_guard, protect
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.live_requests import LiveRequests
 from guidevane_runtime.server.metrics import RequestTimes, ServerMetrics
 from guidevane_runtime.server.text.tokenizer import Tokenizer
+from guidevane_runtime.server.watched_file import WatchedFile
 from guidevane_runtime.settings import read_settings
 
 STARTUP = SchedulerLimits(max_num_seqs=8)
@@ -134,33 +139,79 @@ def test_level_and_lines_are_exported_from_the_start(metrics: ServerMetrics) -> 
 # ------------------------------------------------------------------------------------------------------------- flags
 
 
+def guard_of(*flags: str) -> GuardConfig | None:
+    guard = build_guard(read_settings(["--model", "m", *flags], {}).protection, None)
+    return guard.config if guard else None
+
+
 def test_without_a_line_the_guard_is_off() -> None:
-    assert read_settings(["--model", "m"], {}).guard_config is None
+    assert guard_of() is None
 
 
 def test_a_line_turns_the_guard_on() -> None:
-    settings = read_settings(["--model", "m", "--slo-ttft-p95-ms", "1500", "--slo-itl-p95-ms", "120"], {})
-    assert settings.guard_config is not None
-    assert settings.guard_config.lines == {Line.TTFT: 1500, Line.ITL: 120}
-    assert not settings.guard_config.dry_run
+    config = guard_of("--slo-ttft-p95-ms", "1500", "--slo-itl-p95-ms", "120")
+    assert config is not None and not config.dry_run
+    assert config.lines == {Line.TTFT: 1500, Line.ITL: 120}
 
 
 @pytest.mark.parametrize(("mode", "is_dry"), [("on", False), ("dry-run", True)])
 def test_the_mode_is_a_flag(mode: str, is_dry: bool) -> None:
-    flags = ["--model", "m", "--guard", mode, "--slo-kv-cache-utilization-max-percent", "88"]
+    flags = ["--guard", mode, "--slo-kv-cache-utilization-max-percent", "88"]
     flags += ["--slo-queue-wait-p95-ms", "500", "--slo-admission-reject-rate-max-percent", "1"]
-    config = read_settings(flags, {}).guard_config
+    config = guard_of(*flags)
     assert config is not None and config.dry_run == is_dry
     assert config.lines == {Line.KV_USE: 88, Line.QUEUE_WAIT: 500, Line.REJECTS: 1}
 
 
 def test_off_is_off_with_lines_too() -> None:
-    assert read_settings(["--model", "m", "--guard", "off", "--slo-itl-p95-ms", "120"], {}).guard_config is None
+    assert guard_of("--guard", "off", "--slo-itl-p95-ms", "120") is None
 
 
 def test_a_guard_without_a_line_stops_the_start() -> None:
     with pytest.raises(StartError, match="no line to protect; give one, for example --slo-itl-p95-ms 120"):
         read_settings(["--model", "m", "--guard", "on"], {})
+
+
+# -------------------------------------------------------------------------------------------------------------- file
+
+
+@pytest.fixture
+def slo_file(tmp_path: Path) -> Path:
+    file = tmp_path / "slo.json"
+    file.write_text('{"mode": "on", "itlP95Milliseconds": 120}')
+    return file
+
+
+def watched(file: Path) -> WatchedFile[ProtectionLines]:
+    return WatchedFile(file, "--slo-file", ProtectionLines)
+
+
+@pytest.mark.parametrize("flags", [("--guard", "off"), ("--slo-itl-p95-ms", "120")])
+def test_lines_from_a_file_and_from_flags_stop_the_start(slo_file: Path, flags: tuple[str, str]) -> None:
+    with pytest.raises(StartError, match=r"slo.json; leave out --guard and --slo-\*, or leave out the file"):
+        read_settings(["--model", "m", "--slo-file", str(slo_file), *flags], {})
+
+
+def test_the_lines_of_a_file_turn_the_guard_on(slo_file: Path) -> None:
+    guard = build_guard(ProtectionLines(), watched(slo_file))
+    assert guard is not None and guard.config.lines == {Line.ITL: 120.0}
+
+
+def test_a_file_that_says_off_leaves_a_guard_that_it_can_switch_on(slo_file: Path) -> None:
+    slo_file.write_text('{"mode": "off", "itlP95Milliseconds": 120}')
+    file = watched(slo_file)
+    guard = build_guard(ProtectionLines(), file)
+    assert guard is not None and guard.config.lines == {}
+    slo_file.write_text('{"mode": "dry-run", "itlP95Milliseconds": 90, "kvCacheUtilizationMaxPercent": 88}')
+    changed = file.changed()
+    assert changed is not None
+    protect(guard, changed)
+    assert (guard.config.lines, guard.config.dry_run) == ({Line.ITL: 90.0, Line.KV_USE: 88.0}, True)
+
+
+def test_every_line_that_a_file_can_name_is_guarded() -> None:
+    assert {*LINES} == {*ProtectionLines.model_fields} - {"mode"}
+    assert {*LINES.values()} == {*Line}
 
 
 # ---------------------------------------------------------------------------------------------------- live requests
