@@ -103,10 +103,10 @@ class Generation:
             choice.params,
             standing.arrival_s,
             standing.priority,
-            standing.tenant,
-            standing.request_class,
-            standing.deadline_s,
-            CacheScope(standing.tenant, self._cache_salt),
+            tenant=standing.tenant,
+            request_class=standing.request_class,
+            deadline_s=standing.deadline_s,
+            cache_scope=CacheScope(standing.tenant, self._cache_salt),
         )
         stream = self._services.engine.submit(submit)
         self._services.live.add(request_id, self._client_id, standing)
