@@ -6,6 +6,11 @@ from typing import NamedTuple
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.plan import ScheduledBatch
 from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.slack import ItlSlack, PrefillSlack
+
+SHORT_RESERVE = 0.25
+"""Share of a step's prefill tokens that short prompts may take before those in mid-prefill, which then lose a third of
+their pace's gain at most. A prompt is short when it fits: 1024 tokens of the default budget hold most chat prompts."""
 
 
 class BudgetLeft(NamedTuple):
@@ -24,6 +29,9 @@ class StepBudget:
         self._decode = limits.decode_token_budget
         self._prefill = limits.prefill_token_budget
         self._chunk_size = limits.prefill_chunk_size
+        self._reserve: int | None = None
+        self.slack: PrefillSlack | None = None
+        """Time that is left for prefills, once decodes are planned. None: no bound."""
 
     @property
     def left(self) -> BudgetLeft:
@@ -42,7 +50,25 @@ class StepBudget:
         needed = request.num_uncomputed_tokens
         if needed == 1:
             return min(1, self.num_decodes_left)
-        return min(needed, self._chunk_size, self._prefill, self._total)
+        most = min(needed, self._chunk_size, self._prefill, self._total)
+        if self.slack is not None:
+            most = self.slack.affordable(request.num_computed_tokens, most)
+        if self._reserve is not None:
+            return needed if needed <= min(most, self._reserve) else 0
+        return most
+
+    def open_reserve(self) -> None:
+        """Until it is closed prompts can be afforded only whole, and only out of the reserve for short ones."""
+        most = min(self._prefill, self._total)
+        self._reserve = int(SHORT_RESERVE * (self.slack.affordable(0, most) if self.slack else most))
+
+    def close_reserve(self) -> None:
+        self._reserve = None
+
+    @property
+    def is_for_short(self) -> bool:
+        """Whether the reserve is open."""
+        return self._reserve is not None
 
     def spend(self, request: Request, num_tokens: int) -> None:
         self._book(request, num_tokens)
@@ -54,8 +80,12 @@ class StepBudget:
         self._total -= num_tokens
         if request.num_uncomputed_tokens == 1:
             self._decode -= num_tokens
-        else:
-            self._prefill -= num_tokens
+            return
+        self._prefill -= num_tokens
+        if self._reserve is not None:
+            self._reserve -= num_tokens
+        if self.slack is not None:
+            self.slack.spend(request.num_computed_tokens, num_tokens)
 
 
 class StepPlan:
@@ -73,6 +103,10 @@ class StepPlan:
         self.budget.spend(request, num_tokens)
         self._parts[request] = num_tokens
 
+    def limit_prefills(self, itl_slack: ItlSlack) -> None:
+        """All decodes are in: what they leave of the time to their next tokens bounds prefills from here on."""
+        self.budget.slack = itl_slack.beside(tuple(self._parts), self.now_s)
+
     def num_planned(self, request: Request) -> int:
         """Its tokens in this step; 0 when it is left out."""
         return self._parts.get(request, 0)
@@ -86,6 +120,12 @@ class StepPlan:
     def is_partial(self, request: Request) -> bool:
         """Whether the request will still be in mid-prefill after this step."""
         return request.num_uncomputed_tokens - self.num_planned(request) > 1
+
+    def is_cut_by_slack(self, request: Request) -> bool:
+        """Whether it has fewer tokens in this step than the budgets of tokens would still give it."""
+        planned, left = self.num_planned(request), self.budget.left
+        whole = min(request.num_uncomputed_tokens, self.limits.prefill_chunk_size)
+        return planned < whole and min(left.prefill, left.total) > 0
 
     def seal(self, epoch: int) -> ScheduledBatch:
         """Fix the plan: note the step on its requests, decodes first in the batch."""
@@ -117,6 +157,8 @@ class PrefillLanes:
     def has_room_for(self, request: Request) -> bool:
         if request.num_uncomputed_tokens - self._step.budget.affordable(request) <= 1:
             return True  # it ends in this step: a short prompt, or the rest of a long one after its prefix hit
+        if self._step.budget.is_for_short:
+            return False
         if self.waits_for_long(request):
             return False
         return len(self._in_prefill) < self._step.limits.max_partial_prefills

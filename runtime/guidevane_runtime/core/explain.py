@@ -24,6 +24,9 @@ class Held(NamedTuple):
     """The request that it really is about, where that is another one."""
 
 
+LEFT_BY_SHORT = Held(Hold.QUEUE_ORDER, "short prompts are before it in the next step, and it has what they leave")
+
+
 def explain(scheduler: Scheduler, request_ids: Iterable[str], now_s: float) -> tuple[Explanation, ...]:
     """One explanation per request that is live, in the order asked for."""
     view = _View(scheduler, now_s)
@@ -44,6 +47,8 @@ class _View:
         waiting = scheduler.waiting
         self._positions = {request: i for i, request in enumerate(waiting, start=1)}
         self._head = next((request for request in waiting if scheduler.has_lane(request, self._lanes)), None)
+        self._reserve = scheduler.next_reserve(now_s)
+        self._short = self._first_short(waiting)
 
     def explanation(self, request: Request, now_s: float) -> Explanation:
         held = self._hold_running(request) if request.state is RequestState.RUNNING else self._hold_waiting(request)
@@ -63,12 +68,35 @@ class _View:
             num_preemptions=request.num_preemptions,
         )
 
+    def _first_short(self, waiting: Iterable[Request]) -> Request | None:
+        """The first of the short prompts that pass prefills in progress. How many come after it, only the step shows."""
+        if not self._reserve.budget.is_for_short or self._hold_slots() is not None:
+            return None
+        short = next((request for request in waiting if self._is_short(request)), None)
+        return short if short and self._gate.admits(short) else None
+
+    def _is_short(self, request: Request) -> bool:
+        return self._scheduler.has_lane(request, PrefillLanes(self._reserve, ()))
+
     def _hold_running(self, request: Request) -> Held:
-        if self._step.num_planned(request):
-            return Held(Hold.NOTHING, "it is part of the next step")
-        return _short_of_tokens(self._step, request)
+        num_planned = self._step.num_planned(request)
+        if not num_planned:
+            return _short_of_tokens(self._step, request)
+        if self._short and request.num_uncomputed_tokens > 1:
+            return LEFT_BY_SHORT
+        if self._step.is_cut_by_slack(request):
+            return Held(Hold.NOTHING, f"it is part of the next step, with {num_planned} tokens: {_slack(self._step)}")
+        return Held(Hold.NOTHING, "it is part of the next step")
 
     def _hold_waiting(self, request: Request) -> Held:
+        if request is self._short:
+            return Held(Hold.NOTHING, "it is part of the next step")
+        held = self._hold_in_line(request)
+        if self._short and (held.hold is Hold.NOTHING or self._is_short(request)):
+            return LEFT_BY_SHORT
+        return held
+
+    def _hold_in_line(self, request: Request) -> Held:
         """What holds everybody, then the prefill lanes, which each request meets for itself, then the first in line."""
         held = self._hold_all(request) or self._hold_at_lanes(request)
         if held is not None:
@@ -85,6 +113,9 @@ class _View:
     def _hold_all(self, request: Request) -> Held | None:
         if self._step.budget.is_spent:
             return _short_of_tokens(self._step, request)
+        return self._hold_slots()
+
+    def _hold_slots(self) -> Held | None:
         num_running, max_num_seqs = len(self._running), self._limits.max_num_seqs
         if self._scheduler.is_cooling_down:
             return Held(Hold.COOL_DOWN, "a request was preempted in the last step; nobody comes in in the next one")
@@ -122,6 +153,14 @@ def _short_of_tokens(step: StepPlan, request: Request) -> Held:
         hold, used, bound = Hold.TOTAL_BUDGET, limits.max_num_batched_tokens - left.total, limits.max_num_batched_tokens
     elif request.num_uncomputed_tokens == 1:
         hold, used, bound = Hold.DECODE_BUDGET, limits.decode_token_budget - left.decode, limits.decode_token_budget
-    else:
+    elif left.prefill < 1:
         hold, used, bound = Hold.PREFILL_BUDGET, limits.prefill_token_budget - left.prefill, limits.prefill_token_budget
+    else:
+        return Held(Hold.ITL_SLACK, _slack(step))
     return Held(hold, f"others take {used} tokens of the next step, limit {hold} {bound}", used, bound)
+
+
+def _slack(step: StepPlan) -> str:
+    slack = step.budget.slack
+    assert slack is not None, "nothing but the ITL target holds back what the token budgets have room for"
+    return f"the step is expected to take {1000 * slack.expected_s:.1f} ms, {1000 * slack.aim_s:.1f} ms keep the ITL target"

@@ -117,6 +117,14 @@ class SetTenants:
 
 
 @dataclass(frozen=True, slots=True)
+class SetTargets:
+    """What steps are to keep to, as far as their plan can. The last one holds."""
+
+    itl_s: float | None
+    """Seconds between two tokens of a stream: prefill beside decodes is cut to it. None: it is not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Abort what is left with AbortCause.SHUTDOWN, report it, exit.
 
@@ -132,7 +140,7 @@ class Explain:
     request_ids: tuple[str, ...]
 
 
-Command = Submit | Abort | SetLimits | SetTenants | Shutdown | Explain
+Command = Submit | Abort | SetLimits | SetTenants | SetTargets | Shutdown | Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +273,8 @@ class Hold(StrEnum):
     TOTAL_BUDGET = "maxNumBatchedTokens"
     PREFILL_BUDGET = "prefillTokenBudget"
     DECODE_BUDGET = "decodeTokenBudget"
+    ITL_SLACK = "itlSlack"
+    """More prefill would make the next step longer than the ITL target allows. No number: the sentence has both times."""
     COOL_DOWN = "preemptionCoolDown"
     """Nobody comes in in the step of a preemption and the one after it."""
 

@@ -1,7 +1,7 @@
 """The border between scheduler and model: an immutable plan in, sampled tokens out."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from guidevane_runtime.core.messages import SamplingParams, TokenLogprobs
 
@@ -48,6 +48,32 @@ class ScheduledBatch:
     @property
     def num_tokens(self) -> int:
         return sum(len(seq.token_ids) for seq in self.seqs)
+
+
+class StepLoad(NamedTuple):
+    """What one step computes and reads: all that its time depends on."""
+
+    num_prefill_tokens: int
+    num_decodes: int
+    num_kv_tokens: int
+    """Tokens of context, summed over the sequences of the step, its own tokens included."""
+    num_prefill_pairs: int
+    """Query tokens times context, summed over prefills."""
+
+
+def load_of(batch: ScheduledBatch) -> StepLoad:
+    """Measure a plan. One pass: it is done once per step."""
+    prefill = decodes = kv = pairs = 0
+    for seq in batch.seqs:
+        length = len(seq.token_ids)
+        context = seq.start + length
+        kv += context
+        if length == 1 and seq.samples:
+            decodes += 1
+        else:
+            prefill += length
+            pairs += length * context
+    return StepLoad(prefill, decodes, kv, pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,14 @@ from guidevane_runtime.core.messages import (
     FinishReason,
     RequestOutput,
     SetLimits,
+    SetTargets,
     SetTenants,
     Submit,
 )
-from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
+from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepLoad, StepOutput
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
+from guidevane_runtime.core.slack import ItlSlack
 from guidevane_runtime.core.stopping import Stop, find_stop
 from guidevane_runtime.core.tenants import RequestClass
 from guidevane_runtime.core.waiting import WaitingQueue, deadline_of, place_of
@@ -59,6 +61,7 @@ class Scheduler:
         self._fenced: list[BlockTable] = []
         self._outputs: list[RequestOutput] = []
         self._forecast = OutputForecast()
+        self._itl_slack = ItlSlack()
         self._num_steps = 0
         self._num_preemptions = 0
         self._num_recomputed_tokens = 0
@@ -101,6 +104,10 @@ class Scheduler:
         """Share by newer terms from the next step on; False when their epoch is stale."""
         return self._waiting.set_tenants(command)
 
+    def set_targets(self, command: SetTargets) -> None:
+        """Keep steps within other targets from the next one on."""
+        self._itl_slack.target_s = command.itl_s
+
     # --------------------------------------------------------------------------------------------------- the step
 
     def schedule(self, now_s: float) -> ScheduledBatch:
@@ -110,6 +117,8 @@ class Scheduler:
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
         self._shrink_if_ordered(step)
         self._decode(step)
+        step.limit_prefills(self._itl_slack)
+        self._admit_short(step)
         self._continue_prefills(step)
         self._admit(step)
         return self._seal(step)
@@ -125,6 +134,10 @@ class Scheduler:
         self._in_flight = frozenset()
         while self._fenced:
             self._fenced.pop().release()
+
+    def note_step_time(self, load: StepLoad, took_s: float) -> None:
+        """Learn from a step that was planned, run and applied what the next ones will take."""
+        self._itl_slack.note_step(load, took_s)
 
     def take_outputs(self) -> tuple[RequestOutput, ...]:
         """What happened to requests since the last call."""
@@ -151,10 +164,22 @@ class Scheduler:
 
     def next_step(self, now_s: float) -> StepPlan:
         """The next step with decodes and prefills in progress, as it would be before admission; nothing is changed."""
+        step = self._next_decodes(now_s)
+        self._continue_prefills(step)
+        return step
+
+    def next_reserve(self, now_s: float) -> StepPlan:
+        """The next step as short prompts find it: decodes are in, and the reserve is open where they pass others."""
+        step = self._next_decodes(now_s)
+        if self._in_prefill(step):
+            step.budget.open_reserve()
+        return step
+
+    def _next_decodes(self, now_s: float) -> StepPlan:
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
         for request in self._decodes_in_turn(step)[: step.budget.num_decodes_left]:
             step.add(request, 1)
-        self._continue_prefills(step)
+        step.limit_prefills(self._itl_slack)
         return step
 
     def memory_gate(self) -> MemoryGate:
@@ -253,12 +278,27 @@ class Scheduler:
         self._num_preemptions += 1
         self._last_preemption_step = step.number
 
+    def _admit_short(self, step: StepPlan) -> None:
+        """Short prompts pass those in mid-prefill, which could take all there is, as far as their reserve goes.
+
+        They pass whoever waits for longer too. Nobody is passed for ever: as soon as no prefill goes on, the queue's
+        own order holds again.
+        """
+        if self._may_admit(step) and self._in_prefill(step):
+            step.budget.open_reserve()
+            self._admit(step)
+            step.budget.close_reserve()
+
     def _continue_prefills(self, step: StepPlan) -> None:
         """Blocks for the whole prompt were taken when it came in: a prefill never waits for memory."""
-        prefills = [request for request in self._running.values() if request.num_uncomputed_tokens > 1]
-        for request in sorted(prefills, key=place_of):
+        for request in sorted(self._in_prefill(step), key=place_of):
             if num_tokens := step.budget.affordable(request):
                 step.add(request, num_tokens)
+
+    def _in_prefill(self, step: StepPlan) -> list[Request]:
+        """Those that the step has no part of yet."""
+        running = self._running.values()
+        return [request for request in running if request.num_uncomputed_tokens > 1 and not step.num_planned(request)]
 
     def _admit(self, step: StepPlan) -> None:
         """First in turn first; only what has to wait for a prefill lane lets others pass until it has one."""
