@@ -26,6 +26,7 @@ from guidevane_bench.simulator.costs import read_costs
 from guidevane_bench.simulator.faults import draw_faults, parse_fault_counts
 from guidevane_bench.simulator.fleet import Fleet, FleetSpec, Outcome
 from guidevane_bench.simulator.pod import PodShape
+from guidevane_runtime.core.budget import SHORT_RESERVE
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("continuous", "static"),
         default="continuous",
         help="static: a batch comes in when the last has ended; for comparison only",
+    )
+    group.add_argument("--itl-target-ms", type=float, help="cut prefill beside decodes to it, as the guard's ITL line does")
+    group.add_argument(
+        "--short-reserve",
+        type=float,
+        default=SHORT_RESERVE,
+        help="share of a step's prefill tokens kept for short prompts; the runtime's is %(default)s",
     )
     group.add_argument("--faults", default="", help="how many over the run: pod_death=2,slow_pod=1,metrics_gap=1")
     group.add_argument("--limits-script", type=Path, help='JSON lines: {"at_s": 60, "limits": {"maxNumSeqs": 4}}')
@@ -62,8 +70,18 @@ def run(options: argparse.Namespace) -> str:
 def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec:
     if options.pods < 1 or options.scrape_interval <= 0:
         raise SpecError(f"--pods {options.pods} must be 1 or more, --scrape-interval {options.scrape_interval} above 0")
+    if (options.itl_target_ms is not None and options.itl_target_ms <= 0) or not 0 <= options.short_reserve <= 1:
+        raise SpecError(
+            f"--itl-target-ms {options.itl_target_ms} must be above 0, --short-reserve {options.short_reserve} 0 to 1"
+        )
     limits = limits_of_options(options)
-    shape = PodShape(limits, options.num_blocks, is_static=options.batching == "static")
+    shape = PodShape(
+        limits,
+        options.num_blocks,
+        itl_target_s=None if options.itl_target_ms is None else options.itl_target_ms / 1000,
+        short_reserve=options.short_reserve,
+        is_static=options.batching == "static",
+    )
     faults = draw_faults(parse_fault_counts(options.faults), options.pods, last_arrival_s, options.seed)
     script = read_script(options.limits_script, limits) if options.limits_script else None
     return FleetSpec(shape, read_costs(options.costs), options.pods, faults, script, options.scrape_interval)

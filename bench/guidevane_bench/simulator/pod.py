@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import MAX_TOKENS, SchedulerLimits
-from guidevane_bench.simulator.costs import CostModel, load_of
+from guidevane_bench.simulator.costs import CostModel, StepLoad, load_of
 from guidevane_bench.simulator.door import Reported
 from guidevane_bench.simulator.ledger import Entry, PodMeter
 from guidevane_bench.workload.request import LoadRequest
 from guidevane_runtime.core.block_pool import BlockPool
-from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, Submit
+from guidevane_runtime.core.budget import SHORT_RESERVE
+from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, SetTargets, Submit
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
 from guidevane_runtime.core.scheduler import Scheduler
 
@@ -25,6 +26,9 @@ class PodShape:
     block_size: int = 16
     max_model_len: int = MAX_TOKENS
     """Positions of the model; unbounded, as limits bound it anyway."""
+    itl_target_s: float | None = None
+    """Prefill beside decodes is cut to it. None: it is not."""
+    short_reserve: float = SHORT_RESERVE
     is_static: bool = False
     """Static batching, for comparison only: a batch comes in when the last one has ended, and nothing in between."""
 
@@ -34,7 +38,14 @@ class SimPod:
 
     def __init__(self, shape: PodShape, costs: CostModel, limits: SchedulerLimits, meter: PodMeter | None) -> None:
         pool = BlockPool(shape.num_blocks, shape.block_size)
-        self.scheduler = Scheduler(pool, limits, max_model_len=shape.max_model_len, eos_token_ids=frozenset())
+        self.scheduler = Scheduler(
+            pool,
+            limits,
+            max_model_len=shape.max_model_len,
+            eos_token_ids=frozenset(),
+            short_reserve=shape.short_reserve,
+        )
+        self.scheduler.set_targets(SetTargets(shape.itl_target_s))
         self.live: dict[str, Entry] = {}
         self.reported = Reported(0, 0)
         self.is_plan_due = False
@@ -46,6 +57,8 @@ class SimPod:
         self._costs = costs
         self._held: list[Submit] | None = [] if shape.is_static else None
         self._batch: ScheduledBatch | None = None
+        self._load = StepLoad(0, 0, 0, 0)
+        self._step_s = 0.0
 
     @property
     def is_stepping(self) -> bool:
@@ -82,10 +95,11 @@ class SimPod:
         if not batch.seqs:
             return None
         self._batch = batch
-        step_s = self._costs.seconds(load_of(batch)) * self.slowdown
+        self._load = load_of(batch)
+        self._step_s = self._costs.seconds(self._load) * self.slowdown
         self.num_steps += 1
-        self.busy_s += step_s
-        return now_s + step_s
+        self.busy_s += self._step_s
+        return now_s + self._step_s
 
     def end_step(self) -> None:
         """Every sequence that samples gets a token."""
@@ -93,6 +107,7 @@ class SimPod:
         assert batch is not None, "a step ended that had not begun"
         self._batch = None
         self.scheduler.apply(batch, StepOutput(tuple([TOKEN if seq.samples else None for seq in batch.seqs])))
+        self.scheduler.note_step_time(self._load, self._step_s)
 
     def report(self) -> None:
         """What the server learns from the step's statistics, and goes by until the next."""

@@ -57,10 +57,10 @@ class StepBudget:
             return needed if needed <= min(most, self._reserve) else 0
         return most
 
-    def open_reserve(self) -> None:
-        """Until it is closed prompts can be afforded only whole, and only out of the reserve for short ones."""
+    def open_reserve(self, share: float) -> None:
+        """Until it is closed prompts can be afforded only whole, and only out of this share of what prefills may take."""
         most = min(self._prefill, self._total)
-        self._reserve = int(SHORT_RESERVE * (self.slack.affordable(0, most) if self.slack else most))
+        self._reserve = int(share * (self.slack.affordable(0, most) if self.slack else most))
 
     def close_reserve(self) -> None:
         self._reserve = None

@@ -73,7 +73,7 @@ class _View:
         if not self._reserve.budget.is_for_short or self._hold_slots() is not None:
             return None
         short = next((request for request in waiting if self._is_short(request)), None)
-        return short if short and self._gate.admits(short) else None
+        return short if short and self._reserve.budget.affordable(short) and self._gate.admits(short) else None
 
     def _is_short(self, request: Request) -> bool:
         return self._scheduler.has_lane(request, PrefillLanes(self._reserve, ()))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.admission import MemoryGate, OutputForecast, kv_limit_blocks, refusal
 from guidevane_runtime.core.block_pool import BlockPool, BlockTable
-from guidevane_runtime.core.budget import PrefillLanes, StepPlan
+from guidevane_runtime.core.budget import SHORT_RESERVE, PrefillLanes, StepPlan
 from guidevane_runtime.core.limits import LimitsState
 from guidevane_runtime.core.line import Line
 from guidevane_runtime.core.messages import (
@@ -43,6 +43,7 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         prefix_cache: PrefixCache | None = None,
+        short_reserve: float = SHORT_RESERVE,
     ) -> None:
         """max_model_len is what the model has positions for; limits may be tighter, never wider.
 
@@ -62,6 +63,7 @@ class Scheduler:
         self._outputs: list[RequestOutput] = []
         self._forecast = OutputForecast()
         self._itl_slack = ItlSlack()
+        self._short_reserve = short_reserve
         self._num_steps = 0
         self._num_preemptions = 0
         self._num_recomputed_tokens = 0
@@ -172,7 +174,7 @@ class Scheduler:
         """The next step as short prompts find it: decodes are in, and the reserve is open where they pass others."""
         step = self._next_decodes(now_s)
         if self._in_prefill(step):
-            step.budget.open_reserve()
+            step.budget.open_reserve(self._short_reserve)
         return step
 
     def _next_decodes(self, now_s: float) -> StepPlan:
@@ -285,7 +287,7 @@ class Scheduler:
         own order holds again.
         """
         if self._may_admit(step) and self._in_prefill(step):
-            step.budget.open_reserve()
+            step.budget.open_reserve(self._short_reserve)
             self._admit(step)
             step.budget.close_reserve()
 

@@ -21,6 +21,7 @@ from guidevane_runtime.core.messages import (
     FinishReason,
     RequestOutput,
     SetLimits,
+    SetTargets,
     Shutdown,
     StepReport,
     Submit,
@@ -68,6 +69,7 @@ class EngineClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._limits: SetLimits | None = None
+        self._targets: SetTargets | None = None
         self._waiting_for_epoch: list[tuple[int, asyncio.Future[StepReport]]] = []
         self._queries: dict[int, asyncio.Future[tuple[Explanation, ...]]] = {}
         self._query_ids = itertools.count(1)
@@ -165,6 +167,11 @@ class EngineClient:
         self._waiting_for_epoch.append((command.epoch, obeyed))
         self._send(command)
         return await obeyed
+
+    def set_targets(self, command: SetTargets) -> None:
+        """Change the targets of steps. At any time: an engine that starts later gets them before its first request."""
+        self._targets = command
+        self._send(command)
 
     # ------------------------------------------------------------------------------------------------ health
 
@@ -286,6 +293,8 @@ class EngineClient:
             self._enter(EngineState.READY)
         if self._limits is not None:
             self._send(self._limits)
+        if self._targets is not None:
+            self._send(self._targets)
 
     def _take_report(self, report: StepReport) -> None:
         self.last_report = report
