@@ -8,9 +8,10 @@ from guidevane_runtime.core.plan import ScheduledBatch
 from guidevane_runtime.core.request import Request
 from guidevane_runtime.core.slack import ItlSlack, PrefillSlack
 
-SHORT_RESERVE = 0.25
-"""Share of a step's prefill tokens that short prompts may take before those in mid-prefill, which then lose a third of
-their pace's gain at most. A prompt is short when it fits: 1024 tokens of the default budget hold most chat prompts."""
+SHORT_RESERVE = 0.5
+"""Share of a step's prefill tokens that short prompts may take before those in mid-prefill. A prompt is short when all
+that is left of it fits. A half, so prefills keep half of their pace at worst; with a quarter a prompt of 200 tokens is
+not short any more where the budget is 512 or the ITL target keeps steps small: see docs/scheduler.md."""
 
 
 class BudgetLeft(NamedTuple):

@@ -8,6 +8,7 @@ import pytest
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.budget import SHORT_RESERVE
 from guidevane_runtime.core.fake_runner import FakeRunner
 from guidevane_runtime.core.messages import (
     SHARED_SCOPE,
@@ -18,9 +19,10 @@ from guidevane_runtime.core.messages import (
     SetLimits,
     Submit,
 )
-from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.plan import ScheduledBatch, load_of
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
+from guidevane_runtime.core.step_time import CostModel
 
 VOCAB_SIZE = 1000
 
@@ -29,17 +31,28 @@ class Rig:
     """Everything that happened, by request id."""
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, eos: frozenset[int], shares: bool, limits: dict[str, int]
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        eos: frozenset[int],
+        shares: bool,
+        model_len: int,
+        short_reserve: float,
+        costs: CostModel | None,
+        limits: dict[str, int],
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.runner = FakeRunner(num_blocks, block_size, VOCAB_SIZE)
         self.scheduler = Scheduler(
             self.pool,
             SchedulerLimits(**limits),
-            max_model_len=4096,
+            max_model_len=model_len,
             eos_token_ids=eos,
             prefix_cache=PrefixCache(self.pool, is_enabled=shares),
+            short_reserve=short_reserve,
         )
+        self.costs = costs
         self.outputs: list[RequestOutput] = []
         self.batches: list[ScheduledBatch] = []
         self.now_s = 0.0
@@ -70,6 +83,10 @@ class Rig:
 
     def finish(self, batch: ScheduledBatch) -> None:
         self.scheduler.apply(batch, self.runner.execute(batch))
+        if self.costs is not None:
+            load = load_of(batch)
+            self.now_s += self.costs.seconds(load)
+            self.scheduler.note_step_time(load, self.costs.seconds(load))
         self.listen()
 
     def step(self, num_steps: int = 1) -> dict[str, int]:
@@ -123,8 +140,21 @@ def make_rig() -> MakeRig:
         block_size: int = 4,
         eos: frozenset[int] = frozenset(),
         shares: bool = True,
+        model_len: int = 4096,
+        short_reserve: float = SHORT_RESERVE,
+        costs: CostModel | None = None,
         **limits: int,
     ) -> Rig:
-        return Rig(num_blocks=num_blocks, block_size=block_size, eos=eos, shares=shares, limits=limits)
+        """costs: what steps take. Without them they take no time."""
+        return Rig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            eos=eos,
+            shares=shares,
+            model_len=model_len,
+            short_reserve=short_reserve,
+            costs=costs,
+            limits=limits,
+        )
 
     return make
