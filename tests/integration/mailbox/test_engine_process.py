@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from guidevane_runtime.core.messages import (
     RequestOutput,
     SamplingParams,
     SetLimits,
+    SetTargets,
     StepReport,
     Submit,
 )
@@ -209,6 +211,26 @@ async def test_limits_that_are_set_while_the_engine_restarts_take_effect_when_it
         await until(lambda: engine.client.state is not EngineState.READY)
         report = await engine.client.set_limits(SetLimits(SchedulerLimits(), epoch=2, source=LimitsSource.SPEC))
     assert report.epoch == 2 and len(engine.pids) == 2
+
+
+async def test_targets_are_set_at_any_time_and_outlive_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first engine, while one runs, and between two: an engine hears the last of them before any request."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.syspath_prepend(str(HERE))
+    client = EngineClient(thread_launcher(importlib.import_module("fake_model").load_runner))
+    client.set_targets(SetTargets(0.1))
+    await client.start(SETTINGS)
+    await client.wait_ready()
+    await read(client.submit(request("a")))
+    client.set_targets(SetTargets(0.2))
+    await read(client.submit(request("crash", CRASH_TOKEN)))
+    client.set_targets(SetTargets(None))
+    await client.wait_ready()
+    await read(client.submit(request("b")))
+    await client.stop()
+    assert [vars(record)["itl_s"] for record in caplog.records if record.message == "targets changed"] == [0.1, 0.2, None]
 
 
 async def test_an_abort_ends_the_stream_and_frees_the_blocks() -> None:

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.explain import explain
-from guidevane_runtime.core.messages import AbortCause, Explanation, Hold
+from guidevane_runtime.core.messages import AbortCause, Explanation, Hold, SetTargets
+from guidevane_runtime.core.step_time import CostModel
 
 
 def told(rig: Any, name: str) -> Explanation:
@@ -219,9 +220,12 @@ def test_who_is_not_live_is_left_out(make_rig) -> None:
             "long_context_threshold_tokens": st.integers(1, 30),
         }
     ),
+    itl_s=st.sampled_from([None, 1e-6, 0.02]),
 )
-def test_what_is_told_is_what_happens_and_asking_changes_nothing(make_rig, arrivals, limits) -> None:
-    asked, silent = (make_rig(num_blocks=16, **limits) for _ in range(2))
+def test_what_is_told_is_what_happens_and_asking_changes_nothing(make_rig, arrivals, limits, itl_s) -> None:
+    asked, silent = (make_rig(num_blocks=16, costs=CostModel(1e-3, 1e-3, 1e-3), **limits) for _ in range(2))
+    for rig in (asked, silent):
+        rig.scheduler.set_targets(SetTargets(itl_s))
     for i, (pause, num_prompt, max_tokens) in enumerate(arrivals):
         for rig in (asked, silent):
             rig.submit(str(i), num_prompt, max_tokens=max_tokens)
