@@ -23,6 +23,7 @@ from guidevane_runtime.core.plan import ScheduledBatch, load_of
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
 from guidevane_runtime.core.step_time import CostModel
+from guidevane_runtime.core.tenants import RequestClass
 
 VOCAB_SIZE = 1000
 
@@ -64,12 +65,21 @@ class Rig:
         *,
         priority: int = 0,
         scope: CacheScope = SHARED_SCOPE,
+        request_class: RequestClass = RequestClass.INTERACTIVE,
         **params: Any,
     ) -> Submit:
         """A prompt that all names with the same first letter share."""
         prompt = tuple((ord(name[0]) + i) % VOCAB_SIZE for i in range(num_prompt_tokens))
         sampling = SamplingParams(**{"max_tokens": 8, "seed": 0, **params})
-        submit = Submit(name, prompt, sampling, arrival_s=self.now_s, priority=priority, cache_scope=scope)
+        submit = Submit(
+            name,
+            prompt,
+            sampling,
+            arrival_s=self.now_s,
+            priority=priority,
+            cache_scope=scope,
+            request_class=request_class,
+        )
         self.scheduler.submit(submit)
         self.listen()
         self.now_s += 0.001
