@@ -19,6 +19,7 @@ from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.fake_runner import FakeRunner
 from guidevane_runtime.core.messages import (
+    AbortCause,
     FinishReason,
     SamplingParams,
     SetLimits,
@@ -101,6 +102,17 @@ def submit(
     return act
 
 
+def abort_running(cause: AbortCause) -> Action:
+    """All that run: after a preemption too, when nobody comes in beside others."""
+
+    def act(world: World) -> None:
+        for request in world.scheduler.running:
+            world.scheduler.abort(request.request_id, cause)
+        world.listen()
+
+    return act
+
+
 def set_limits(limits: SchedulerLimits, mode: ShrinkMode) -> Action:
     def act(world: World) -> None:
         world.num_shrink_orders += mode is ShrinkMode.PREEMPT
@@ -158,8 +170,9 @@ action_st = st.one_of(
     submit_st,
     submit_st,
     submit_st,
-    st.builds(run, st.integers(1, 15), st.sampled_from([0.0, 1e-3, 0.02, 0.5])),
+    st.builds(run, st.sampled_from([1, 1, 4, 15]), st.sampled_from([0.0, 1e-3, 0.02, 0.5])),
     st.builds(set_limits, limits_st, st.sampled_from(ShrinkMode)),
+    st.builds(abort_running, st.just(AbortCause.CANCELLED)),
     st.builds(set_tenants, st.lists(st.one_of(st.none(), st.integers(1, 3)), min_size=3, max_size=3)),
     st.builds(set_targets, st.sampled_from([None, 1e-9, 1e-3, 0.05])),
 )

@@ -4,7 +4,7 @@ import pytest
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
-from guidevane_runtime.core.messages import FinishReason
+from guidevane_runtime.core.messages import AbortCause, FinishReason
 from guidevane_runtime.core.tenants import RequestClass
 
 
@@ -238,3 +238,15 @@ def test_outputs_that_defy_every_forecast_cost_little_recomputed_work(make_rig) 
     stats, num_computed = rig.scheduler.stats(0.0), sum(batch.num_tokens for batch in rig.batches)
     assert stats.num_preemptions > 0
     assert stats.num_recomputed_tokens < 0.2 * num_computed
+
+
+def test_a_preempted_request_comes_back_at_once_when_nobody_is_left_to_wait_for(make_rig) -> None:
+    """C1: the pause after a preemption never leaves the engine idle."""
+    rig = make_rig(max_num_seqs=2, shares=False)
+    for name in "ab":
+        rig.submit(name, max_tokens=30)
+    rig.step()
+    rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
+    assert rig.step() == {"a": 1}
+    rig.scheduler.abort("a", AbortCause.CANCELLED)
+    assert rig.step() == {"b": 5}
