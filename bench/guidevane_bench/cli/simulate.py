@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="continuous",
         help="static: a batch comes in when the last has ended; for comparison only",
     )
-    group.add_argument("--itl-target-ms", type=float, help="cut prefill beside decodes to it, as the guard's ITL line does")
+    group.add_argument("--itl-target-ms", type=float, help="cut prefill beside decodes to it, as the ITL line does")
     group.add_argument(
         "--short-reserve",
         type=float,

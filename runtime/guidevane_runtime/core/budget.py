@@ -59,7 +59,7 @@ class StepBudget:
         return most
 
     def open_reserve(self, share: float) -> None:
-        """Until it is closed prompts can be afforded only whole, and only out of this share of what prefills may take."""
+        """Until it is closed prompts can be afforded only whole, and out of this share of what prefills may take."""
         most = min(self._prefill, self._total)
         self._reserve = int(share * (self.slack.affordable(0, most) if self.slack else most))
 

@@ -69,7 +69,7 @@ class _View:
         )
 
     def _first_short(self, waiting: Iterable[Request]) -> Request | None:
-        """The first of the short prompts that pass prefills in progress. How many come after it, only the step shows."""
+        """The first short prompt that passes prefills in progress. How many come after it, only the step shows."""
         if not self._reserve.budget.is_for_short or self._hold_slots() is not None:
             return None
         short = next((request for request in waiting if self._is_short(request)), None)
@@ -163,4 +163,5 @@ def _short_of_tokens(step: StepPlan, request: Request) -> Held:
 def _slack(step: StepPlan) -> str:
     slack = step.budget.slack
     assert slack is not None, "nothing but the ITL target holds back what the token budgets have room for"
-    return f"the step is expected to take {1000 * slack.expected_s:.1f} ms, {1000 * slack.aim_s:.1f} ms keep the ITL target"
+    expected_ms, aim_ms = 1000 * slack.expected_s, 1000 * slack.aim_s
+    return f"the step is expected to take {expected_ms:.1f} ms, {aim_ms:.1f} ms keep the ITL target"

@@ -61,7 +61,6 @@ class GuardConfig:
                 "before it; raise t_up_s"
             )
 
-
     @property
     def itl_target_s(self) -> float | None:
         """What the scheduler is to keep steps to. None: there is no such line, or nothing may be changed for it."""

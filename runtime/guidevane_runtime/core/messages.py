@@ -274,7 +274,7 @@ class Hold(StrEnum):
     PREFILL_BUDGET = "prefillTokenBudget"
     DECODE_BUDGET = "decodeTokenBudget"
     ITL_SLACK = "itlSlack"
-    """More prefill would make the next step longer than the ITL target allows. No number: the sentence has both times."""
+    """More prefill would make the step longer than the ITL target allows. The sentence has both times, in ms."""
     COOL_DOWN = "preemptionCoolDown"
     """Nobody comes in in the step of a preemption and the one after it."""
 

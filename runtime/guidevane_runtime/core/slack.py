@@ -17,10 +17,10 @@ AIM = 0.9
 """Share of the target that is planned for: half of all steps take longer than predicted, and below it the guard calls
 the ITL line calm."""
 MIN_PREFILL_SHARE = 0.1
-"""Of the time that is planned for, prefills have so much whatever decodes take: prompts then get on, at a tenth of their
-pace at worst, and decodes are late by a tenth at most because of them."""
+"""Of the time that is planned for, prefills have so much however long decodes take: where those miss the target by
+themselves prompts still get on, and make it worse by a tenth at most."""
 MIN_PREFILL_TOKENS = 16
-"""And so many tokens, together: a block of the default size, where even a tenth does not pay for a token."""
+"""And so many tokens, together: a block of the default size, where a tenth of the time pays for less."""
 
 
 class PrefillSlack:

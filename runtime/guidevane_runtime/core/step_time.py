@@ -106,10 +106,10 @@ class StepTimeModel:
     """Least squares of relative errors with exponential forgetting, no coefficient below 0.
 
     Normal equations are kept up step by step, and solved by coordinate descent from the last answer (Franc, Hlavac &
-    Navara 2005, "Sequential coordinate-wise algorithm for the non-negative least squares problem"): nothing is
-    inverted, so steps that say nothing of prefill for an hour leave its costs as they were. A new regime scales what was
-    learned, as a throttled clock or a neighbour slows down everything, and cuts its weight (covariance resetting, Goodwin
-    & Sin 1984), as it may not.
+    Navara 2005, "Sequential coordinate-wise algorithm for the non-negative least squares problem"). Nothing is
+    inverted: an hour of steps that say nothing of prefill leaves its costs as they were. A new regime scales what was
+    learned, as a throttled clock or a neighbour slows down everything, and cuts its weight (covariance resetting,
+    Goodwin & Sin 1984), in case it does not.
     """
 
     MEMORY_STEPS = 500
