@@ -130,6 +130,8 @@ def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> R
         fleet={
             "pods": spec.num_pods,
             "batching": options.batching,
+            "itl_target_ms": options.itl_target_ms,
+            "short_reserve": options.short_reserve,
             "num_blocks": spec.shape.num_blocks,
             "block_size": spec.shape.block_size,
             "limits": spec.shape.limits.model_dump(by_alias=True),
