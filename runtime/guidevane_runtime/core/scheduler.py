@@ -47,7 +47,7 @@ class Scheduler:
     ) -> None:
         """max_model_len is what the model has positions for; limits may be tighter, never wider.
 
-        Without a prefix cache no block is shared.
+        Without a prefix cache no block is shared. Another short_reserve than the default is for comparisons.
         """
         self.pool = pool
         self.prefix_cache = prefix_cache or PrefixCache(pool, is_enabled=False)
@@ -113,7 +113,7 @@ class Scheduler:
     # --------------------------------------------------------------------------------------------------- the step
 
     def schedule(self, now_s: float) -> ScheduledBatch:
-        """Plan one step: decode first, then prefills in progress, then admit from waiting while the budget lasts."""
+        """Plan one step: decode first, then short prompts in their reserve, prefills in progress, and who else waits."""
         assert not self._in_flight, "a step was planned before the last one was applied"
         self._expire(now_s)
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
@@ -281,10 +281,9 @@ class Scheduler:
         self._last_preemption_step = step.number
 
     def _admit_short(self, step: StepPlan) -> None:
-        """Short prompts pass those in mid-prefill, which could take all there is, as far as their reserve goes.
+        """Short prompts pass those in mid-prefill, which could take all there is, and whoever waits, in their reserve.
 
-        They pass whoever waits for longer too. Nobody is passed for ever: as soon as no prefill goes on, the queue's
-        own order holds again.
+        Nobody is passed for ever: once no prefill goes on, the queue's own order holds.
         """
         if self._may_admit(step) and self._in_prefill(step):
             step.budget.open_reserve(self._short_reserve)
