@@ -113,7 +113,7 @@ class Scheduler:
     # --------------------------------------------------------------------------------------------------- the step
 
     def schedule(self, now_s: float) -> ScheduledBatch:
-        """Plan one step: decode first, then short prompts in their reserve, prefills in progress, and who else waits."""
+        """Plan one step: decodes, then short prompts in their reserve, prefills in progress, and whoever else waits."""
         assert not self._in_flight, "a step was planned before the last one was applied"
         self._expire(now_s)
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
