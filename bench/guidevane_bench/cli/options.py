@@ -50,6 +50,7 @@ def add_pod(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pod")
     group.add_argument("--limits", default="{}", help='live limits as JSON, say {"maxNumSeqs": 8}; the rest by default')
     group.add_argument("--num-blocks", type=int, default=4096, help="KV blocks of 16 tokens (default: %(default)s)")
+    group.add_argument("--itl-target-ms", type=float, help="cut prefill beside decodes to it, as the ITL line does")
 
 
 def limits_of_options(options: argparse.Namespace) -> SchedulerLimits:
@@ -64,6 +65,15 @@ def limits_of_options(options: argparse.Namespace) -> SchedulerLimits:
     if found := limit_violations(limits, UNBOUNDED):
         raise SpecError(f"--limits: {'; '.join(found.values())}")
     return limits
+
+
+def itl_target_of_options(options: argparse.Namespace) -> float | None:
+    """Seconds."""
+    if options.itl_target_ms is None:
+        return None
+    if options.itl_target_ms <= 0:
+        raise SpecError(f"--itl-target-ms is {options.itl_target_ms}; a target is above 0, leave it out for none")
+    return float(options.itl_target_ms) / 1000
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

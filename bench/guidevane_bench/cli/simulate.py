@@ -15,6 +15,7 @@ from guidevane_bench.cli.options import (
     add_pod,
     add_report,
     deliver,
+    itl_target_of_options,
     limits_of_options,
     load_of_options,
     slo_of_options,
@@ -41,7 +42,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="continuous",
         help="static: a batch comes in when the last has ended; for comparison only",
     )
-    group.add_argument("--itl-target-ms", type=float, help="cut prefill beside decodes to it, as the ITL line does")
     group.add_argument(
         "--short-reserve",
         type=float,
@@ -70,15 +70,13 @@ def run(options: argparse.Namespace) -> str:
 def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec:
     if options.pods < 1 or options.scrape_interval <= 0:
         raise SpecError(f"--pods {options.pods} must be 1 or more, --scrape-interval {options.scrape_interval} above 0")
-    if (options.itl_target_ms is not None and options.itl_target_ms <= 0) or not 0 <= options.short_reserve <= 1:
-        raise SpecError(
-            f"--itl-target-ms {options.itl_target_ms} must be above 0, --short-reserve {options.short_reserve} 0 to 1"
-        )
+    if not 0 <= options.short_reserve <= 1:
+        raise SpecError(f"--short-reserve is {options.short_reserve}; it is a share, 0 to 1")
     limits = limits_of_options(options)
     shape = PodShape(
         limits,
         options.num_blocks,
-        itl_target_s=None if options.itl_target_ms is None else options.itl_target_ms / 1000,
+        itl_target_s=itl_target_of_options(options),
         short_reserve=options.short_reserve,
         is_static=options.batching == "static",
     )
