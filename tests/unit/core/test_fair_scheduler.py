@@ -116,6 +116,8 @@ def test_a_deadline_that_is_kept_is_forgotten(make_rig) -> None:
         ({"priority": 1}, {"request_class": RequestClass.INTERACTIVE}),
         ({}, {"deadline_s": 99.0}),
         ({"deadline_s": 99.0}, {"deadline_s": 50.0}),
+        ({"priority": 1, "deadline_s": 50.0}, {"deadline_s": 99.0}),
+        ({"deadline_s": 99.0, "num_prompt_tokens": 40}, {"deadline_s": 50.0}),
     ],
 )
 def test_offline_then_low_priority_then_the_latest_deadline_is_preempted(make_rig, victim, other) -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
-from guidevane_runtime.core.messages import FinishReason
+from guidevane_runtime.core.messages import AbortCause, FinishReason
+from guidevane_runtime.core.tenants import RequestClass
 
 
 def crowded(make_rig, **options):
@@ -210,3 +211,42 @@ def test_a_victim_that_was_planned_already_leaves_the_step(make_rig) -> None:
     rig.run_to_end()
     assert preemptions(rig, "a") == 1
     assert rig.tokens("a") == expected(rig, "a", 2, 16) and rig.tokens("b") == expected(rig, "b", 30, 16)
+
+
+def test_an_offline_request_that_was_preempted_is_spared_as_well(make_rig) -> None:
+    """B17: what was lost once counts more than class or priority."""
+    rig = make_rig(max_num_seqs=2)
+    rig.submit("online", priority=-5, max_tokens=50)
+    rig.submit("batch", request_class=RequestClass.OFFLINE, max_tokens=50)
+    rig.step()
+    rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
+    rig.step()
+    rig.set_limits(max_num_seqs=2)
+    rig.step(2)
+    assert rig.running() == {"online", "batch"}
+    rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
+    rig.step()
+    assert rig.running() == {"batch"}
+
+
+def test_outputs_that_defy_every_forecast_cost_little_recomputed_work(make_rig) -> None:
+    """B17: one in twelve is twenty times as long. Without the estimate of the peak two fifths of all work is lost."""
+    rig = make_rig(num_blocks=24, kv_cache_utilization_limit_percent=100, shares=False, max_num_seqs=16)
+    for number in range(600):
+        rig.submit(f"r{number}", 4, max_tokens=3 if number % 12 else 60)
+    rig.run_to_end()
+    stats, num_computed = rig.scheduler.stats(0.0), sum(batch.num_tokens for batch in rig.batches)
+    assert stats.num_preemptions > 0
+    assert stats.num_recomputed_tokens < 0.2 * num_computed
+
+
+def test_a_preempted_request_comes_back_at_once_when_nobody_is_left_to_wait_for(make_rig) -> None:
+    """C1: the pause after a preemption never leaves the engine idle."""
+    rig = make_rig(max_num_seqs=2, shares=False)
+    for name in "ab":
+        rig.submit(name, max_tokens=30)
+    rig.step()
+    rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
+    assert rig.step() == {"a": 1}
+    rig.scheduler.abort("a", AbortCause.CANCELLED)
+    assert rig.step() == {"b": 5}
