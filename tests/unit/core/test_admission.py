@@ -33,6 +33,15 @@ def test_the_forecast_forgets() -> None:
     assert forecast.num_more_tokens(0) == 20
 
 
+def test_the_forecast_remembers_as_many_as_its_window_holds() -> None:
+    forecast = OutputForecast()
+    for num_tokens in [5000] + [20] * (forecast.WINDOW - 1):
+        forecast.record(num_tokens)
+    remembered = forecast.num_more_tokens(20)
+    forecast.record(20)
+    assert (remembered, forecast.num_more_tokens(20)) == (4980, 236)
+
+
 def gate_beside_one_running(num_blocks: int, num_preemptions: int) -> bool:
     """10 prompt tokens each, up to 100 in all; the past says that outputs have 2 tokens."""
     pool, forecast = BlockPool(num_blocks, 1), OutputForecast()

@@ -113,6 +113,16 @@ def test_a_block_counts_the_tables_that_hold_it_and_is_free_after_the_last() -> 
     assert (pool.num_used, pool.num_free, pool.num_cached_free) == (0, 4, 1)
 
 
+def test_a_cached_block_is_in_use_only_while_a_table_holds_it() -> None:
+    pool = BlockPool(4, 4)
+    first = published(pool, b"a")
+    (block_id,) = first.block_ids
+    first.release()
+    was_used = pool.is_used(block_id)
+    sharing(pool, b"a")
+    assert (was_used, pool.is_used(block_id)) == (False, True)
+
+
 def test_a_shared_block_takes_no_room_twice() -> None:
     pool = BlockPool(4, 4)
     published(pool, b"a", b"b")

@@ -206,12 +206,12 @@ def test_new_class_shares_hold_from_the_next_turn_on() -> None:
     queue = WaitingQueue()
     fill(queue, make("o0", request_class=RequestClass.OFFLINE), make("o1", request_class=RequestClass.OFFLINE))
     fill(queue, *(make(f"i{n}") for n in range(4)))
-    queue.set_tenants(SetTenants(policy(interactive_share=1, offline_share=1), epoch=1))
+    queue.set_tenants(SetTenants(policy(interactive_share=2, offline_share=1), epoch=1))
     names = []
-    for _ in range(4):
+    for _ in range(6):
         names.append(first(queue).request_id)
         serve(queue, 1)
-    assert sorted(names) == ["i0", "i1", "o0", "o1"]
+    assert sorted(names[:3]) == ["i0", "i1", "o0"] and sorted(names[3:]) == ["i2", "i3", "o1"]
 
 
 def order_of(*requests: Request) -> list[str]:

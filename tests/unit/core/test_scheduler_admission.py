@@ -115,7 +115,7 @@ def test_a_request_that_waited_too_long_times_out(make_rig) -> None:
     rig.submit("a", max_tokens=100)
     rig.step()
     rig.submit("b")
-    rig.now_s = 1.0
+    rig.now_s = 1.001
     rig.step()
     assert not rig.ends("b")
     rig.now_s = 1.1

@@ -133,6 +133,9 @@ def test_queries_and_hits_are_prompt_tokens_each_prompt_once(make_rig) -> None:
     rig.submit("a2", 18)
     rig.run_to_end()
     assert counters(rig) == (54, 16)
+    rig.submit("a3", 18)
+    rig.run_to_end()
+    assert counters(rig) == (72, 32)
 
 
 def test_a_preempted_request_finds_its_own_blocks_and_computes_only_the_rest(make_rig) -> None:
