@@ -53,6 +53,11 @@ def test_a_block_that_is_freed_twice_raises() -> None:
         pool.give_back(block_ids)
 
 
+def test_a_block_that_nobody_took_can_not_be_given_back() -> None:
+    with pytest.raises(RuntimeError, match="block 1 was freed twice"):
+        BlockPool(3, 4).give_back((1,))
+
+
 def test_a_detached_table_takes_the_blocks_along() -> None:
     pool = BlockPool(3, 4)
     table = pool.table()

@@ -88,6 +88,14 @@ def test_a_prompt_that_ends_in_its_step_needs_no_lane(make_rig) -> None:
     assert rig.running() == {"a", "c"}
 
 
+def test_a_prompt_that_leaves_one_token_is_a_decode_then_and_needs_no_lane(make_rig) -> None:
+    rig = make_rig(prefill_chunk_size=4, max_partial_prefills=1)
+    rig.submit("a", 12)
+    rig.submit("b", 6)
+    rig.submit("c", 5)
+    assert rig.step() == {"a": 4, "c": 4}
+
+
 def test_of_long_prompts_one_is_in_prefill_at_a_time(make_rig) -> None:
     """C7: the short one does not wait for two long ones."""
     rig = make_rig(prefill_chunk_size=8, long_context_threshold_tokens=16, max_partial_prefills=4)

@@ -77,7 +77,7 @@ def test_a_row_that_can_not_be_sampled_ends_alone(make_rig) -> None:
     rig.run_to_end()
     assert rig.ends("a") == [FinishReason.ERROR] and rig.end_output("a").error == "logits are not finite"
     assert rig.ends("b") == [FinishReason.LENGTH] and len(rig.tokens("b")) == 8
-    assert rig.pool.num_used == 0
+    assert rig.end_output("b").error == "" and rig.pool.num_used == 0
 
 
 @pytest.mark.parametrize("num_rows", [0, 2])
@@ -158,3 +158,12 @@ def test_a_request_id_that_is_still_alive_is_refused_loudly(make_rig) -> None:
     rig.submit("a")
     with pytest.raises(AssertionError, match="given out twice"):
         rig.submit("a")
+
+
+def test_a_step_that_is_planned_before_the_last_one_was_applied_is_refused_loudly(make_rig) -> None:
+    """Or a token would be computed twice."""
+    rig = make_rig()
+    rig.submit("a")
+    rig.plan()
+    with pytest.raises(AssertionError, match="planned before the last one was applied"):
+        rig.plan()
