@@ -146,6 +146,7 @@ def test_a_decode_that_has_no_turn_in_the_next_step(make_rig) -> None:
     rig.step(2)
     by_hold = {told(rig, name).hold: told(rig, name) for name in "ab"}
     assert set(by_hold) == {Hold.NOTHING, Hold.DECODE_BUDGET}
+    assert (by_hold[Hold.DECODE_BUDGET].value, by_hold[Hold.DECODE_BUDGET].bound) == (1, 1)
     assert set(rig.step()) == {by_hold[Hold.NOTHING].request_id}
 
 

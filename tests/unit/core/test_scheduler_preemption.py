@@ -38,6 +38,24 @@ def test_the_newest_request_with_the_least_work_is_preempted_when_no_block_is_fr
     assert preemptions(rig, "a") == 0 and preemptions(rig, "b") >= 1
 
 
+def test_one_that_makes_room_for_itself_by_leaving_is_not_in_the_step(make_rig) -> None:
+    rig = crowded(make_rig)
+    rig.submit("a", 19, max_tokens=30)
+    rig.submit("low", 21, max_tokens=30, priority=1)
+    rig.step(4)
+    assert (rig.pool.num_free, rig.step()) == (0, {"a": 1})
+    assert rig.running() == {"a"} and rig.pool.num_used == 6
+
+
+def test_one_that_gets_room_from_another_runs_in_the_same_step(make_rig) -> None:
+    rig = crowded(make_rig)
+    rig.submit("a", 21, max_tokens=30)
+    rig.submit("low", 19, max_tokens=30, priority=1)
+    rig.step(4)
+    assert (rig.pool.num_free, rig.step()) == (0, {"a": 1})
+    assert rig.running() == {"a"} and rig.pool.num_used == 7
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_output_is_the_same_with_and_without_preemption(make_rig, shares) -> None:
     """B5, B7, I10: no token is lost, doubled or changed."""
@@ -141,15 +159,17 @@ def test_preempting_and_resuming_twenty_times_changes_nothing(make_rig) -> None:
 
 
 def test_recomputed_tokens_are_counted_once_computed(make_rig) -> None:
-    rig = make_rig(shares=False, max_num_seqs=2)
-    for name in "ab":
+    """Both that were preempted come back in one step."""
+    rig = make_rig(shares=False, max_num_seqs=3)
+    for name in "abc":
         rig.submit(name, 4, max_tokens=30)
     rig.step(5)
     rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
     rig.step()
     assert rig.scheduler.stats(0.0).num_recomputed_tokens == 0
+    rig.set_limits(max_num_seqs=3)
     rig.run_to_end()
-    assert rig.scheduler.stats(0.0).num_recomputed_tokens == 8
+    assert rig.scheduler.stats(0.0).num_recomputed_tokens == 16
 
 
 def test_first_scheduled_time_survives_a_preemption(make_rig) -> None:
@@ -170,9 +190,20 @@ def test_shrinking_the_kv_limit_by_force_frees_blocks_and_keeps_one_running(make
     rig.step()
     rig.set_limits(ShrinkMode.PREEMPT, kv_cache_utilization_limit_percent=1)
     rig.step()
-    assert len(rig.running()) == 1
+    assert len(rig.running()) == 1 and rig.scheduler.stats(0.0).num_preemptions == 2
     rig.run_to_end()
     assert all(rig.tokens(name) == expected(rig, name, 32, 4) for name in "abc")
+
+
+def test_what_runs_just_at_a_kv_limit_stays_when_it_is_lowered_by_force(make_rig) -> None:
+    rig = make_rig(num_blocks=40)
+    for name in "ab":
+        rig.submit(name, 30, max_tokens=4)
+    rig.step()
+    assert rig.pool.num_used == 16
+    rig.set_limits(ShrinkMode.PREEMPT, kv_cache_utilization_limit_percent=40)
+    rig.step()
+    assert rig.running() == {"a", "b"}
 
 
 def test_a_freed_slot_stays_free_for_one_step_after_a_preemption(make_rig) -> None:
