@@ -9,7 +9,7 @@ CLUSTER ?= node
 export CLUSTER
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup binaries lint test-fast fuzz e2e test demo demo-local bench crds goldens lock clean
+.PHONY: help setup binaries lint test-fast fuzz mutants e2e test demo demo-local bench crds goldens lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ test-fast: setup ## everything that needs no cluster
 
 fuzz: setup ## property tests with a new seed and 5,000 examples each; SEED and EXAMPLES set them
 	HYPOTHESIS_EXAMPLES=$${EXAMPLES:-5000} $(RUN) pytest tests/property --hypothesis-seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
+
+mutants: setup ## break the scheduler core in over a thousand ways: do its tests notice? (about 10 minutes; docs/mutants.md)
+	$(RUN) tests.mutants
 
 e2e: setup ## the user stories on a real cluster (Linux and root; CLUSTER=kind or CLUSTER=current for others)
 	$(RUN) e2e
@@ -70,4 +73,4 @@ lock: setup ## resolve requirements.lock anew
 
 clean: ## remove the cluster, the virtual environment and caches of tools (binaries in ~/.cache/guidevane stay)
 	-test -x $(VENV)/bin/python && $(RUN) e2e.cluster down
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .mutants

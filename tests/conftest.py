@@ -15,6 +15,11 @@ settings.register_profile("unshrunk", settings.get_profile("guidevane"), phases=
 settings.load_profile("guidevane")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Property tests last: they take longest to say that something is wrong."""
+    items.sort(key=lambda item: "property" in item.path.parts)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"hypothesis seed: {config.getoption('--hypothesis-seed')}"
 

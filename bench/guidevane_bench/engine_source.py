@@ -7,7 +7,7 @@ from guidevane_api.limits import Envelope, SchedulerLimits
 from guidevane_bench.recorder import Clock, MeasuredRunner, ReplayMailbox
 from guidevane_bench.workload.request import LoadRequest
 from guidevane_runtime.core.block_pool import BlockPool
-from guidevane_runtime.core.messages import EngineSettings
+from guidevane_runtime.core.messages import EngineSettings, SetTargets
 from guidevane_runtime.core.scheduler import Scheduler
 from guidevane_runtime.engine.loop import EngineLoop
 from guidevane_runtime.engine.runner import LoadedModel, load_runner
@@ -50,7 +50,12 @@ def clock_of(name: str) -> Clock:
 
 
 def replay(
-    loaded: LoadedModel, limits: SchedulerLimits, num_blocks: int, load: Sequence[LoadRequest], clock: Clock
+    loaded: LoadedModel,
+    limits: SchedulerLimits,
+    num_blocks: int,
+    load: Sequence[LoadRequest],
+    clock: Clock,
+    itl_target_s: float | None = None,
 ) -> ReplayMailbox:
     """Run the engine's loop until every request has ended."""
     scheduler = Scheduler(
@@ -59,6 +64,7 @@ def replay(
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
     )
+    scheduler.set_targets(SetTargets(itl_target_s))
     runner = MeasuredRunner(loaded.runner)
     mailbox = ReplayMailbox(load, clock, runner, scheduler, loaded.config.vocab_size)
     EngineLoop(mailbox, scheduler, runner, clock.now_s).run()

@@ -96,7 +96,7 @@ class RuntimeSettings(BaseSettings):
     slo_ttft_p95_ms: Milliseconds | None = None
     """Protection line: p95 of the time to the first token, in ms."""
     slo_itl_p95_ms: Milliseconds | None = None
-    """Protection line: p95 of the gap between two tokens, in ms."""
+    """Protection line: p95 of the gap between two tokens, in ms. While the guard is on prefill is cut to it."""
     slo_queue_wait_p95_ms: Milliseconds | None = None
     """Protection line: p95 of the wait before the first step, in ms."""
     slo_kv_cache_utilization_max_percent: Percent | None = None

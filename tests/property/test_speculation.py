@@ -12,7 +12,7 @@ from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.fake_runner import FakeRunner
 from guidevane_runtime.core.messages import AbortCause, SamplingParams, SetLimits, Submit
-from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.plan import ScheduledBatch, load_of
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
 from guidevane_runtime.core.speculation import Speculation
@@ -99,8 +99,9 @@ class World:
     def check(self, batch: ScheduledBatch) -> None:
         limits = self.scheduler.limits.target
         assert batch.num_tokens <= limits.max_num_batched_tokens
-        assert batch.num_decode_tokens <= limits.decode_token_budget
-        assert batch.num_tokens - batch.num_decode_tokens <= limits.prefill_token_budget
+        load = load_of(batch)
+        assert load.num_decodes <= limits.decode_token_budget
+        assert load.num_prefill_tokens <= limits.prefill_token_budget
         for seq in batch.seqs:
             assert all(0 <= token_id < VOCAB_SIZE for token_id in seq.token_ids)
             written = seq.block_ids[seq.start // self.pool.block_size :]

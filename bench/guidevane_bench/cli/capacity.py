@@ -16,8 +16,8 @@ from guidevane_runtime.core.guard_steps import Line
 LINES = {Line.TTFT: 1500.0, Line.ITL: 50.0}
 """The SLO by default, in ms."""
 SETUPS = (
-    "static-256,static-128,static-64,static-32,static-256+memory-aware,static-256+sla-aware,static-256+combined,"
-    "guidevane,guidevane+guard"
+    "static-256,static-64,static-32,static-16,static-256+memory-aware,static-256+sla-aware,static-256+combined,"
+    "peak-kv-256,guidevane,guidevane+guard"
 )
 HEAD = (
     "setup",
@@ -49,8 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--setups",
         default=SETUPS,
-        help="static-N or guidevane, each alone or with +guard, +memory-aware, +sla-aware or +combined; changes are "
-        "against the first (default: %(default)s)",
+        help="static-N, peak-kv-N or guidevane, alone or with +guard, +memory-aware, +sla-aware or +combined; "
+        "changes are against the first (default: %(default)s)",
     )
     group.add_argument("--requests", type=int, default=500, help="that come all at once (default: %(default)s)")
     group.add_argument("--start-rate", type=float, default=4.0, help="where the search begins (default: %(default)s)")

@@ -59,6 +59,7 @@ def add_pod(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pod")
     group.add_argument("--limits", default="{}", help='live limits as JSON, say {"maxNumSeqs": 8}; the rest by default')
     group.add_argument("--num-blocks", type=int, default=4096, help="KV blocks of 16 tokens (default: %(default)s)")
+    group.add_argument("--itl-target-ms", type=float, help="cut prefill beside decodes to it, as the ITL line does")
 
 
 def limits_of_options(options: argparse.Namespace) -> SchedulerLimits:
@@ -110,6 +111,15 @@ def guard_of_options(options: argparse.Namespace) -> GuardConfig | None:
         return GuardConfig(lines, dry_run=options.guard == "dry-run")
     except ValueError as error:
         raise SpecError(f"--slo-*: {error}") from error
+
+
+def itl_target_of_options(options: argparse.Namespace) -> float | None:
+    """Seconds."""
+    if options.itl_target_ms is None:
+        return None
+    if options.itl_target_ms <= 0:
+        raise SpecError(f"--itl-target-ms is {options.itl_target_ms}; a target is above 0, leave it out for none")
+    return float(options.itl_target_ms) / 1000
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from guidevane_bench.cli.options import (
     add_run,
     deliver,
+    itl_target_of_options,
     limits_of_options,
     load_of_options,
     slo_of_options,
@@ -31,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> str:
     """Takes as long as the load does."""
-    limits = limits_of_options(options)
+    limits, itl_target_s = limits_of_options(options), itl_target_of_options(options)
     requests = load_of_options(options).requests()
     # Here, not above: the other subcommands start without torch.
     from guidevane_bench.engine_source import clock_of, load, replay
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> str:
     loaded = load(options.model, limits, options.dtype, options.num_threads)
     if loaded.num_blocks < options.num_blocks:
         raise SpecError(f"--num-blocks is {options.num_blocks}, this machine holds {loaded.num_blocks}; give fewer")
-    mailbox = replay(loaded, limits, options.num_blocks, requests, clock_of(options.clock))
+    mailbox = replay(loaded, limits, options.num_blocks, requests, clock_of(options.clock), itl_target_s)
     duration_s = mailbox.duration_s
     if options.steps:
         write_steps(options.steps, mailbox.steps)
@@ -52,6 +53,7 @@ def run(options: argparse.Namespace) -> str:
         fleet={
             "pods": 1,
             "clock": options.clock,
+            "itl_target_ms": options.itl_target_ms,
             "num_blocks": options.num_blocks,
             "block_size": loaded.block_size,
             "limits": limits.model_dump(by_alias=True),

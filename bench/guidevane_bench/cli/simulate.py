@@ -16,6 +16,7 @@ from guidevane_bench.cli.options import (
     add_run,
     deliver,
     guard_of_options,
+    itl_target_of_options,
     limits_of_options,
     lines_of_options,
     load_of_options,
@@ -29,6 +30,7 @@ from guidevane_bench.simulator.costs import read_costs
 from guidevane_bench.simulator.faults import draw_faults, parse_fault_counts
 from guidevane_bench.simulator.fleet import Fleet, FleetSpec, Outcome
 from guidevane_bench.simulator.pod import PodShape
+from guidevane_runtime.core.budget import SHORT_RESERVE
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy, policy_of
 
@@ -43,6 +45,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("continuous", "static"),
         default="continuous",
         help="static: a batch comes in when the last has ended; for comparison only",
+    )
+    group.add_argument(
+        "--short-reserve",
+        type=float,
+        default=SHORT_RESERVE,
+        help="share of a step's prefill tokens kept for short prompts; the runtime's is %(default)s",
     )
     group.add_argument("--faults", default="", help="how many over the run: pod_death=2,slow_pod=1,metrics_gap=1")
     group.add_argument("--limits-script", type=Path, help='JSON lines: {"at_s": 60, "limits": {"maxNumSeqs": 4}}')
@@ -80,12 +88,16 @@ def run(options: argparse.Namespace) -> str:
 def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec:
     if options.pods < 1 or options.scrape_interval <= 0:
         raise SpecError(f"--pods {options.pods} must be 1 or more, --scrape-interval {options.scrape_interval} above 0")
+    if not 0 <= options.short_reserve <= 1:
+        raise SpecError(f"--short-reserve is {options.short_reserve}; it is a share, 0 to 1")
     limits = limits_of_options(options)
     tenants = _tenants(options.tenants) if options.tenants else EQUAL_TERMS
     shape = PodShape(
         limits,
         options.num_blocks,
         tenants=tenants,
+        itl_target_s=itl_target_of_options(options),
+        short_reserve=options.short_reserve,
         is_static=options.batching == "static",
         is_optimistic=options.admission == "optimistic",
         enable_prefix_caching=options.prefix_caching == "on",
@@ -152,6 +164,8 @@ def _report(options: argparse.Namespace, spec: FleetSpec, outcome: Outcome) -> R
             "batching": options.batching,
             "admission": options.admission,
             "prefix_caching": options.prefix_caching,
+            "itl_target_ms": options.itl_target_ms,
+            "short_reserve": options.short_reserve,
             "num_blocks": spec.shape.num_blocks,
             "block_size": spec.shape.block_size,
             "limits": spec.shape.limits.model_dump(by_alias=True),

@@ -1,65 +1,17 @@
-"""How long a step takes: linear in what it computes and reads.
-
-Prefill and decode are apart because a decode reads all the weights for one token; context is apart because attention
-reads it whatever the token; pairs are apart because attention of a prefill grows with the product of chunk and context.
-"""
+"""Files of cost models. The model itself is the scheduler's own, which learns it while it runs."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import NamedTuple
 
 from guidevane_bench.errors import InputError
-from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.plan import StepLoad, load_of
+from guidevane_runtime.core.step_time import CostModel
 
-
-class StepLoad(NamedTuple):
-    """What one step computes."""
-
-    num_prefill_tokens: int
-    num_decodes: int
-    num_kv_tokens: int
-    """Tokens of context, summed over the sequences of the step, its own tokens included."""
-    num_prefill_pairs: int
-    """Query tokens times context, summed over prefills."""
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """Seconds: fixed per step, and per unit of a StepLoad."""
-
-    step_s: float
-    prefill_token_s: float = 0.0
-    decode_s: float = 0.0
-    kv_token_s: float = 0.0
-    prefill_pair_s: float = 0.0
-
-    def seconds(self, load: StepLoad) -> float:
-        return (
-            self.step_s
-            + self.prefill_token_s * load.num_prefill_tokens
-            + self.decode_s * load.num_decodes
-            + self.kv_token_s * load.num_kv_tokens
-            + self.prefill_pair_s * load.num_prefill_pairs
-        )
+__all__ = ["COEFFICIENTS", "CostModel", "StepLoad", "load_of", "read_costs", "write_costs"]
 
 
 COEFFICIENTS = tuple(field.name for field in fields(CostModel))
-
-
-def load_of(batch: ScheduledBatch) -> StepLoad:
-    """Measure a plan. One pass: the simulator spends its time here and in the scheduler."""
-    prefill = decodes = kv = pairs = 0
-    for seq in batch.seqs:
-        length = len(seq.token_ids)
-        context = seq.start + length
-        kv += context
-        if length == 1 and seq.samples:
-            decodes += 1
-        else:
-            prefill += length
-            pairs += length * context
-    return StepLoad(prefill, decodes, kv, pairs)
 
 
 def write_costs(path: Path, costs: CostModel, **about: object) -> None:

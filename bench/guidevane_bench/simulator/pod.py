@@ -5,16 +5,25 @@ from dataclasses import dataclass, replace
 
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import MAX_TOKENS, SchedulerLimits
-from guidevane_bench.simulator.costs import CostModel, load_of
+from guidevane_bench.simulator.costs import CostModel, StepLoad, load_of
 from guidevane_bench.simulator.ledger import Entry, PodMeter
 from guidevane_bench.simulator.pod_guard import PodGuard
 from guidevane_bench.workload.request import LoadRequest
 from guidevane_runtime.core.admission import OutputForecast
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.budget import SHORT_RESERVE
 from guidevane_runtime.core.door import AdmissionGate, Capacity, Refused, Rejection, Reported
 from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision
 from guidevane_runtime.core.leases import Lease, Standing
-from guidevane_runtime.core.messages import EngineStats, RequestOutput, SamplingParams, SetLimits, SetTenants, Submit
+from guidevane_runtime.core.messages import (
+    EngineStats,
+    RequestOutput,
+    SamplingParams,
+    SetLimits,
+    SetTargets,
+    SetTenants,
+    Submit,
+)
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
@@ -33,6 +42,9 @@ class PodShape:
     max_model_len: int = MAX_TOKENS
     """Positions of the model; unbounded, as limits bound it anyway."""
     tenants: TenantPolicy = EQUAL_TERMS
+    itl_target_s: float | None = None
+    """Prefill beside decodes is cut to it. None: it is not."""
+    short_reserve: float = SHORT_RESERVE
     is_static: bool = False
     """Static batching, for comparison only: a batch comes in when the last one has ended, and nothing in between."""
     enable_prefix_caching: bool = True
@@ -69,9 +81,11 @@ class SimPod:
             eos_token_ids=frozenset(),
             prefix_cache=PrefixCache(pool, is_enabled=shape.enable_prefix_caching),
             forecast=NoGrowth() if shape.is_optimistic else None,
+            short_reserve=shape.short_reserve,
         )
         self._terms = SetTenants(shape.tenants, epoch=1)
         self.scheduler.set_tenants(self._terms)
+        self.scheduler.set_targets(SetTargets(shape.itl_target_s))
         self.door = AdmissionGate(limits=lambda: self.limits, clock=clock, policy=lambda: self._terms.policy)
         self.door.engine_ready(Capacity(shape.num_blocks, shape.block_size), load_s=0.0)
         self.guard = PodGuard(Guard(shape.guard)) if shape.guard else None
@@ -88,6 +102,8 @@ class SimPod:
         self._costs = costs
         self._held: list[Submit] | None = [] if shape.is_static else None
         self._batch: ScheduledBatch | None = None
+        self._load = StepLoad(0, 0, 0, 0)
+        self._step_s = 0.0
 
     @property
     def is_stepping(self) -> bool:
@@ -160,12 +176,12 @@ class SimPod:
         if not batch.seqs:
             return None
         self._batch = batch
-        load = load_of(batch)
-        step_s = self._costs.seconds(load) * self.slowdown
-        self._unreported = Reported(num_prompt_tokens=load.num_prefill_tokens + num_found, step_s=step_s)
+        self._load = load_of(batch)
+        self._step_s = self._costs.seconds(self._load) * self.slowdown
+        self._unreported = Reported(num_prompt_tokens=self._load.num_prefill_tokens + num_found, step_s=self._step_s)
         self.num_steps += 1
-        self.busy_s += step_s
-        return now_s + step_s
+        self.busy_s += self._step_s
+        return now_s + self._step_s
 
     def end_step(self) -> None:
         """Every sequence that samples gets a token."""
@@ -173,6 +189,7 @@ class SimPod:
         assert batch is not None, "a step ended that had not begun"
         self._batch = None
         self.scheduler.apply(batch, StepOutput(tuple([TOKEN if seq.samples else None for seq in batch.seqs])))
+        self.scheduler.note_step_time(self._load, self._step_s)
 
     def report(self, now_s: float) -> None:
         """What the server learns from the step's statistics, and goes by until the next."""

@@ -48,7 +48,7 @@ class OutputForecast:
         if longer:
             return self._sorted[shorter + int(self.QUANTILE * (longer - 1))] - num_so_far
         # Nobody got this far: expect as much again.
-        return max(self.PRIOR_TOKENS - num_so_far, num_so_far, 1)
+        return max(self.PRIOR_TOKENS - num_so_far, num_so_far)
 
 
 Need = tuple[int, int]

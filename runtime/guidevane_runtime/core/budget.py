@@ -10,6 +10,12 @@ from guidevane_runtime.core.messages import Hold
 from guidevane_runtime.core.plan import ScheduledBatch
 from guidevane_runtime.core.request import Request
 from guidevane_runtime.core.rules import Held
+from guidevane_runtime.core.slack import ItlSlack, PrefillSlack
+
+SHORT_RESERVE = 0.5
+"""Share of a step's prefill tokens that short prompts may take before those in mid-prefill. A prompt is short when all
+that is left of it fits. A half, so prefills keep half of their pace at worst; with a quarter a prompt of 200 tokens is
+not short any more where the budget is 512 or the ITL target keeps steps small: see docs/scheduler.md."""
 
 
 class BudgetLeft(NamedTuple):
@@ -28,6 +34,9 @@ class StepBudget:
         self._decode = limits.decode_token_budget
         self._prefill = limits.prefill_token_budget
         self._chunk_size = limits.prefill_chunk_size
+        self._reserve: int | None = None
+        self.slack: PrefillSlack | None = None
+        """Time that is left for prefills, once decodes are planned. None: no bound."""
 
     @property
     def left(self) -> BudgetLeft:
@@ -46,7 +55,25 @@ class StepBudget:
         needed = request.num_uncomputed_tokens
         if needed == 1:
             return min(1, self.num_decodes_left)
-        return min(needed, self._chunk_size, self._prefill, self._total)
+        most = min(needed, self._chunk_size, self._prefill, self._total)
+        if self.slack is not None:
+            most = self.slack.affordable(request.num_computed_tokens, most)
+        if self._reserve is not None:
+            return needed if needed <= min(most, self._reserve) else 0
+        return most
+
+    def open_reserve(self, share: float) -> None:
+        """Until it is closed prompts can be afforded only whole, and out of this share of what prefills may take."""
+        most = min(self._prefill, self._total)
+        self._reserve = int(share * (self.slack.affordable(0, most) if self.slack else most))
+
+    def close_reserve(self) -> None:
+        self._reserve = None
+
+    @property
+    def is_for_short(self) -> bool:
+        """Whether the reserve is open."""
+        return self._reserve is not None
 
     def spend(self, request: Request, num_tokens: int) -> None:
         self._book(request, num_tokens)
@@ -58,8 +85,12 @@ class StepBudget:
         self._total -= num_tokens
         if request.num_uncomputed_tokens == 1:
             self._decode -= num_tokens
-        else:
-            self._prefill -= num_tokens
+            return
+        self._prefill -= num_tokens
+        if self._reserve is not None:
+            self._reserve -= num_tokens
+        if self.slack is not None:
+            self.slack.spend(request.num_computed_tokens, num_tokens)
 
 
 class StepPlan:
@@ -87,6 +118,10 @@ class StepPlan:
     def decodes(self) -> list[Request]:
         return [request for request in self._parts if request.num_uncomputed_tokens == 1]
 
+    def limit_prefills(self, itl_slack: ItlSlack) -> None:
+        """All decodes are in: what they leave of the time to their next tokens bounds prefills from here on."""
+        self.budget.slack = itl_slack.beside(tuple(self._parts), self.now_s)
+
     def num_planned(self, request: Request) -> int:
         """Its tokens in this step; 0 when it is left out."""
         return self._parts.get(request, 0)
@@ -97,9 +132,26 @@ class StepPlan:
         if num_tokens:
             self.budget.refund(request, num_tokens)
 
+    def can_end(self, request: Request) -> bool:
+        """Whether what is left can take in all of its prompt, so that it is no prefill any more after this step."""
+        return request.num_uncomputed_tokens - self.budget.affordable(request) <= 1
+
     def is_partial(self, request: Request) -> bool:
         """Whether the request will still be in mid-prefill after this step."""
         return request.num_uncomputed_tokens - self.num_planned(request) > 1
+
+    def is_cut_by_slack(self, request: Request) -> bool:
+        """Whether it has fewer tokens in this step than the budgets of tokens would still give it."""
+        planned, left = self.num_planned(request), self.budget.left
+        whole = min(request.num_uncomputed_tokens, self.limits.prefill_chunk_size)
+        return planned < whole and min(left.prefill, left.total) > 0
+
+    @property
+    def slack_sentence(self) -> str:
+        slack = self.budget.slack
+        assert slack is not None, "nothing but the ITL target holds back what the token budgets have room for"
+        expected_ms, aim_ms = 1000 * slack.expected_s, 1000 * slack.aim_s
+        return f"the step is expected to take {expected_ms:.1f} ms, {aim_ms:.1f} ms keep the ITL target"
 
     def seal(self, epoch: int) -> ScheduledBatch:
         """Fix the plan: note the step on its requests, decodes first in the batch."""
@@ -146,16 +198,31 @@ def budget_of(request: Request) -> Hold:
 
 
 def short_of_tokens(step: StepPlan, budget: Hold) -> Held:
-    """Held by maxNumBatchedTokens if that is spent, else by the budget that is asked about."""
+    """Held by maxNumBatchedTokens if that is spent, else by the budget that is asked about, or the ITL target."""
     left, limits = step.budget.left, step.limits
     if left.total < 1:
         budget, bound, num_left = Hold.TOTAL_BUDGET, limits.max_num_batched_tokens, left.total
     elif budget is Hold.DECODE_BUDGET:
         bound, num_left = limits.decode_token_budget, left.decode
-    else:
+    elif left.prefill < 1:
         bound, num_left = limits.prefill_token_budget, left.prefill
+    else:
+        return Held(Hold.ITL_SLACK, step.slack_sentence)
     sentence = f"others take {{value}} tokens of the next step, limit {budget} {{bound}}"
     return Held(budget, sentence, bound - num_left, bound)
+
+
+class ShortOnly:
+    """Own rule, instead of the lanes while the reserve is open: only prompts that end in this step come in."""
+
+    def __init__(self, step: StepPlan) -> None:
+        self._step = step
+
+    def held(self, request: Request) -> Held | None:
+        return None if self._step.can_end(request) else Held(Hold.QUEUE_ORDER, "short prompts are before it")
+
+    def enter(self, request: Request) -> None:
+        """Its tokens are off the reserve already."""
 
 
 class PrefillLanes:
@@ -173,8 +240,8 @@ class PrefillLanes:
             self._in_prefill.append(request)
 
     def has_room_for(self, request: Request) -> bool:
-        if request.num_uncomputed_tokens - self._step.budget.affordable(request) <= 1:
-            return True  # it ends in this step: a short prompt, or the rest of a long one after its prefix hit
+        if self._step.can_end(request):
+            return True  # a short prompt, or the rest of a long one after its prefix hit
         if self.waits_for_long(request):
             return False
         return len(self._in_prefill) < self._step.limits.max_partial_prefills

@@ -28,6 +28,9 @@ class Told(NamedTuple):
         return f"the first in line is held back: {self.held.why}" if self.at else self.held.why
 
 
+LEFT_BY_SHORT = Held(Hold.QUEUE_ORDER, "short prompts are before it in the next step, and it has what they leave")
+
+
 def explain(scheduler: Scheduler, request_ids: Iterable[str], now_s: float) -> tuple[Explanation, ...]:
     """One explanation per request that is live, in the order asked for."""
     view = _View(scheduler, now_s)
@@ -45,6 +48,8 @@ class _View:
         self._door = scheduler.door(self._step)
         self._rules = scheduler.admission_rules(self._step)
         self._head = scheduler.head(self._rules)
+        self._reserve = scheduler.reserve_rules(now_s)
+        self._short = self._first_short(scheduler)
         self._positions = {request: i for i, request in enumerate(scheduler.waiting, start=1)}
 
     def position(self, request: Request) -> int:
@@ -70,10 +75,34 @@ class _View:
             num_preemptions=request.num_preemptions,
         )
 
+    def _first_short(self, scheduler: Scheduler) -> Request | None:
+        """The first short prompt that passes prefills in progress. How many come after it, only the step shows."""
+        short = scheduler.head(self._reserve) if self._reserve else None
+        return short if self._reserve and short and not self._reserve.line_hold(short) else None
+
+    def _is_short(self, request: Request) -> bool:
+        return self._reserve is not None and self._reserve.own_hold(request) is None
+
     def _hold_running(self, request: Request) -> Held:
-        return NEXT_STEP if self._step.num_planned(request) else short_of_tokens(self._step, budget_of(request))
+        num_planned = self._step.num_planned(request)
+        if not num_planned:
+            return short_of_tokens(self._step, budget_of(request))
+        if self._short and request.num_uncomputed_tokens > 1:
+            return LEFT_BY_SHORT
+        if self._step.is_cut_by_slack(request):
+            why = f"it is part of the next step, with {num_planned} tokens: {self._step.slack_sentence}"
+            return Held(Hold.NOTHING, why)
+        return NEXT_STEP
 
     def _hold_waiting(self, request: Request) -> Told:
+        if request is self._short:
+            return Told(NEXT_STEP)
+        told = self._hold_in_line(request)
+        if self._short and (told.held.hold is Hold.NOTHING or self._is_short(request)):
+            return Told(LEFT_BY_SHORT)
+        return told
+
+    def _hold_in_line(self, request: Request) -> Told:
         """The door is everybody's; what is its own each request meets for itself; the rest is the first in line's."""
         if held := self._door.held() or self._rules.own_hold(request):
             return Told(held)

@@ -61,6 +61,12 @@ class GuardConfig:
                 "before it; raise t_up_s"
             )
 
+    @property
+    def itl_target_s(self) -> float | None:
+        """What the scheduler is to keep steps to. None: there is no such line, or nothing may be changed for it."""
+        bound_ms = self.lines.get(Line.ITL)
+        return None if self.dry_run or bound_ms is None else bound_ms / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class GuardDecision:

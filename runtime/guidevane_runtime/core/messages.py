@@ -124,6 +124,14 @@ class SetTenants:
 
 
 @dataclass(frozen=True, slots=True)
+class SetTargets:
+    """What steps are to keep to, as far as their plan can. The last one holds."""
+
+    itl_s: float | None
+    """Seconds between two tokens of a stream: prefill beside decodes is cut to it. None: it is not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Abort what is left with AbortCause.SHUTDOWN, report it, exit.
 
@@ -139,7 +147,7 @@ class Explain:
     request_ids: tuple[str, ...]
 
 
-Command = Submit | Abort | SetLimits | SetTenants | Shutdown | Explain
+Command = Submit | Abort | SetLimits | SetTenants | SetTargets | Shutdown | Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +288,8 @@ class Hold(StrEnum):
     """Other adapters have all the slots, or its own gives one up."""
     GRAMMAR = "grammar"
     """The grammar of its output is not compiled yet."""
+    ITL_SLACK = "itlSlack"
+    """More prefill would make the step longer than the ITL target allows. The sentence has both times, in ms."""
     COOL_DOWN = "preemptionCoolDown"
     """Nobody comes in in the step of a preemption and the one after it."""
     OFFLINE_PAUSED = "offlinePaused"

@@ -6,7 +6,7 @@ frozen dataclasses; gc=False: they can't be part of a cycle, so the garbage coll
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -68,10 +68,32 @@ class ScheduledBatch:
     def num_tokens(self) -> int:
         return sum(len(seq.token_ids) for seq in self.seqs)
 
-    @property
-    def num_decode_tokens(self) -> int:
-        """Drafts included."""
-        return sum(seq.is_decode for seq in self.seqs) + sum(1 + count for count in self.num_drafts.values())
+
+class StepLoad(NamedTuple):
+    """What one step computes and reads: all that its time depends on."""
+
+    num_prefill_tokens: int
+    num_decodes: int
+    """Decode tokens, drafts included."""
+    num_kv_tokens: int
+    """Tokens of context, summed over the sequences of the step, its own tokens included."""
+    num_prefill_pairs: int
+    """Query tokens times context, summed over prefills."""
+
+
+def load_of(batch: ScheduledBatch) -> StepLoad:
+    """Measure a plan. One pass: it is done once per step."""
+    prefill = decodes = kv = pairs = 0
+    for seq in batch.seqs:
+        length = len(seq.token_ids)
+        context = seq.start + length
+        kv += context
+        if (length == 1 and seq.samples) or seq.request_id in batch.num_drafts:
+            decodes += length
+        else:
+            prefill += length
+            pairs += length * context
+    return StepLoad(prefill, decodes, kv, pairs)
 
 
 class SampledToken(Struct, frozen=True, gc=False):

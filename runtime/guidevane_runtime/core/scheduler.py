@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.admission import MemoryGate, OutputForecast, SeqSlots, kv_limit_blocks, refusal
 from guidevane_runtime.core.block_pool import BlockPool, BlockTable
-from guidevane_runtime.core.budget import PrefillLanes, StepPlan, StepTokens, UnspentStep
+from guidevane_runtime.core.budget import SHORT_RESERVE, PrefillLanes, ShortOnly, StepPlan, StepTokens, UnspentStep
 from guidevane_runtime.core.constraints import PlanConstraint
 from guidevane_runtime.core.grammar import GrammarState
 from guidevane_runtime.core.limits import LimitsState, use_of_limits
@@ -21,15 +21,17 @@ from guidevane_runtime.core.messages import (
     FinishReason,
     RequestOutput,
     SetLimits,
+    SetTargets,
     SetTenants,
     Submit,
 )
 from guidevane_runtime.core.outputs import Outputs
-from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepOutput
+from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepLoad, StepOutput
 from guidevane_runtime.core.preemption import CoolDown, choose_victim
 from guidevane_runtime.core.prefix_cache import PrefixCache, PrefixInFlight
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
 from guidevane_runtime.core.rules import AdmissionRules, Door
+from guidevane_runtime.core.slack import ItlSlack
 from guidevane_runtime.core.speculation import Speculation
 from guidevane_runtime.core.stopping import Stop, find_stop
 from guidevane_runtime.core.waiting import WaitingQueue, deadline_of, place_of
@@ -49,12 +51,13 @@ class Scheduler:
         constraints: Sequence[PlanConstraint] = (),
         speculation: Speculation | None = None,
         forecast: OutputForecast | None = None,
+        short_reserve: float = SHORT_RESERVE,
     ) -> None:
         """max_model_len is what the model has positions for; limits may be tighter, never wider.
 
         Without a prefix cache no block is shared, without constraints the model runner has room for whatever blocks
         and limits allow, without speculation there are no drafts. The forecast says how long outputs get; by default it
-        learns that.
+        learns that. Another short_reserve than the default is for comparisons.
         """
         self.pool = pool
         self.prefix_cache = prefix_cache or PrefixCache(pool, is_enabled=False)
@@ -71,6 +74,8 @@ class Scheduler:
         self._fenced: list[BlockTable] = []
         self._outputs = Outputs()
         self._forecast = forecast or OutputForecast()
+        self._itl_slack = ItlSlack()
+        self._short_reserve = short_reserve
         self._num_steps = 0
         self._num_preemptions = 0
         self._num_recomputed_tokens = 0
@@ -113,10 +118,14 @@ class Scheduler:
         """Share by newer terms from the next step on; False when their epoch is stale."""
         return self._waiting.set_tenants(command)
 
+    def set_targets(self, command: SetTargets) -> None:
+        """Keep steps within other targets from the next one on."""
+        self._itl_slack.target_s = command.itl_s
+
     # --------------------------------------------------------------------------------------------------- the step
 
     def schedule(self, now_s: float) -> ScheduledBatch:
-        """Plan one step: decode first, then prefills in progress, then admit from waiting while the budget lasts.
+        """Plan one step: decodes, then short prompts in their reserve, prefills in progress, and whoever else waits.
 
         Whatever is left over may go to draft tokens.
         """
@@ -127,6 +136,8 @@ class Scheduler:
         self._shrink_if_ordered(step)
         self.limits.settle(self._use_of_limits)
         self._decode(step)
+        step.limit_prefills(self._itl_slack)
+        self._admit_short(step)
         self._continue_prefills(step)
         self._admit(step)
         if self._speculation:
@@ -146,6 +157,10 @@ class Scheduler:
         self._in_flight = frozenset()
         while self._fenced:
             self._fenced.pop().release()
+
+    def note_step_time(self, load: StepLoad, took_s: float) -> None:
+        """Learn from a step that was planned, run and applied what the next ones will take."""
+        self._itl_slack.note_step(load, took_s)
 
     def take_outputs(self) -> tuple[RequestOutput, ...]:
         """What happened to requests since the last call."""
@@ -172,10 +187,23 @@ class Scheduler:
 
     def next_step(self, now_s: float) -> StepPlan:
         """The next step with decodes and prefills in progress, as it would be before admission; nothing is changed."""
+        step = self._next_decodes(now_s)
+        self._continue_prefills(step)
+        return step
+
+    def reserve_rules(self, now_s: float) -> AdmissionRules | None:
+        """What short prompts meet in the next step, before prefills in progress. None: they pass nobody in it."""
+        step = self._next_decodes(now_s)
+        if not self._prefills():
+            return None
+        step.budget.open_reserve(self._short_reserve)
+        return None if self.door(step).held() else self.admission_rules(step)
+
+    def _next_decodes(self, now_s: float) -> StepPlan:
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
         for request in self._decodes_in_turn(step)[: step.budget.num_decodes_left]:
             step.add(request, 1)
-        self._continue_prefills(step)
+        step.limit_prefills(self._itl_slack)
         return step
 
     def door(self, step: StepPlan) -> Door:
@@ -193,7 +221,7 @@ class Scheduler:
                 self._waiting,
                 *(constraint.rule(step, running) for constraint in self._constraints),
                 PrefixInFlight(self.prefix_cache, step, prefills),
-                PrefillLanes(step, prefills),
+                ShortOnly(step) if step.budget.is_for_short else PrefillLanes(step, prefills),
             ),
             line=(StepTokens(step), MemoryGate(self.pool, step.limits, self._forecast, running)),
         )
@@ -283,9 +311,20 @@ class Scheduler:
         self._num_preemptions += 1
         self._last_preemption_step = step.number
 
+    def _admit_short(self, step: StepPlan) -> None:
+        """Short prompts pass those in mid-prefill, which could take all there is, and whoever waits, in their reserve.
+
+        Nobody is passed for ever: once no prefill goes on, the queue's own order holds.
+        """
+        if self._waiting and self._prefills():
+            step.budget.open_reserve(self._short_reserve)
+            self._admit(step)
+            step.budget.close_reserve()
+
     def _continue_prefills(self, step: StepPlan) -> None:
         """Blocks for the whole prompt were taken when it came in: a prefill never waits for memory."""
-        for request in sorted(self._prefills(), key=place_of):
+        rest = (request for request in self._prefills() if not step.num_planned(request))
+        for request in sorted(rest, key=place_of):
             if num_tokens := step.budget.affordable(request):
                 step.add(request, num_tokens)
 

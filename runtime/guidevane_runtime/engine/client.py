@@ -21,6 +21,7 @@ from guidevane_runtime.core.messages import (
     FinishReason,
     RequestOutput,
     SetLimits,
+    SetTargets,
     SetTenants,
     Shutdown,
     StepReport,
@@ -70,6 +71,7 @@ class EngineClient:
         self._streams: dict[str, RequestStream] = {}
         self._limits: SetLimits | None = None
         self._tenants: SetTenants | None = None
+        self._targets: SetTargets | None = None
         self._waiting_for_epoch: list[tuple[int, asyncio.Future[StepReport]]] = []
         self._queries: dict[int, asyncio.Future[tuple[Explanation, ...]]] = {}
         self._query_ids = itertools.count(1)
@@ -171,6 +173,11 @@ class EngineClient:
     def set_tenants(self, command: SetTenants) -> None:
         """Share by these terms. They outlive the engine: a restarted one gets them before its first request."""
         self._tenants = command
+        self._send(command)
+
+    def set_targets(self, command: SetTargets) -> None:
+        """Change the targets of steps. At any time: an engine that starts later gets them before its first request."""
+        self._targets = command
         self._send(command)
 
     # ------------------------------------------------------------------------------------------------ health
@@ -291,7 +298,7 @@ class EngineClient:
         self.ready = ready
         if self.state is not EngineState.STOPPED:
             self._enter(EngineState.READY)
-        for command in (self._limits, self._tenants):
+        for command in (self._limits, self._tenants, self._targets):
             if command is not None:
                 self._send(command)
 

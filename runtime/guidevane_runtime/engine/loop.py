@@ -12,12 +12,13 @@ from guidevane_runtime.core.messages import (
     Explain,
     Explained,
     SetLimits,
+    SetTargets,
     SetTenants,
     Shutdown,
     StepReport,
     Submit,
 )
-from guidevane_runtime.core.plan import ModelRunner, ScheduledBatch
+from guidevane_runtime.core.plan import ModelRunner, ScheduledBatch, load_of
 from guidevane_runtime.core.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,9 @@ class EngineLoop:
                 self._set_limits(command)
             case SetTenants():
                 self._set_tenants(command)
+            case SetTargets():
+                self._scheduler.set_targets(command)
+                logger.info("targets changed", extra={"itl_s": command.itl_s})
             case Explain():
                 explanations = explain(self._scheduler, command.request_ids, self._clock())
                 self._mailbox.put(Explained(command.query_id, explanations))
@@ -103,14 +107,15 @@ class EngineLoop:
         outputs = self._scheduler.take_outputs()
         if not (batch.seqs or outputs or self._is_report_due(now_s)):
             return
-        num_decode_tokens = batch.num_decode_tokens
+        load, step_s = load_of(batch), now_s - started_s if batch.seqs else 0.0
+        self._scheduler.note_step_time(load, step_s)
         report = StepReport(
             time_s=now_s,
             outputs=outputs,
             stats=self._scheduler.stats(now_s),
-            step_s=now_s - started_s if batch.seqs else 0.0,
-            num_prefill_tokens=batch.num_tokens - num_decode_tokens,
-            num_decode_tokens=num_decode_tokens,
+            step_s=step_s,
+            num_prefill_tokens=load.num_prefill_tokens,
+            num_decode_tokens=load.num_decodes,
             epoch=batch.epoch,
             effective=self._changed_effective(),
         )

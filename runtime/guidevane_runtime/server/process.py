@@ -16,7 +16,7 @@ from guidevane_api.limits import SchedulerLimits, limit_violations
 from guidevane_api.pod_files import ProtectionLines, TenantsFile
 from guidevane_runtime.core.door import AdmissionGate
 from guidevane_runtime.core.guard import Guard, Sample
-from guidevane_runtime.core.messages import EngineFailed, StepReport
+from guidevane_runtime.core.messages import EngineFailed, SetTargets, StepReport
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.engine.link import process_launcher
 from guidevane_runtime.errors import StartError
@@ -73,6 +73,8 @@ class Server:
         serving = _serving(create_app(services), "serving", settings.host, settings.port)
         with self._signals(), services.pool:
             async with serving, self._admin_port(services):
+                if services.guard is not None:
+                    self._engine.set_targets(SetTargets(services.guard.config.itl_target_s))
                 await self._engine.start(settings.engine_settings(str(path), services.limits.startup))
                 try:
                     await self._serve(services)

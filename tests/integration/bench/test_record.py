@@ -25,7 +25,7 @@ def test_recorded_load_is_fitted_simulated_and_compared(
 ) -> None:
     steps, costs, measured, simulated = (str(tmp_path / name) for name in ("steps", "costs", "measured", "simulated"))
     load = ["--arrivals", "poisson:rate=4", "--lengths", "fixed:prompt=20,output=8", "--duration", "2"]
-    pod = ["--num-blocks", "64"]
+    pod = ["--num-blocks", "64", "--itl-target-ms", "50"]
     engine = ["--model", str(gguf), "--num-threads", "1", "--clock", "cpu"]
     assert main(["record", *load, *pod, *engine, "--steps", steps, "--json", measured]) == 0
     assert main(["fit", steps, "--out", costs]) == 0
@@ -34,6 +34,7 @@ def test_recorded_load_is_fitted_simulated_and_compared(
     assert "| itl p50, ms |" in capsys.readouterr().out
     reports = [json.loads(Path(path).read_text()) for path in (measured, simulated)]
     assert [report["kind"] for report in reports] == ["measured", "simulated"]
+    assert [report["fleet"]["itl_target_ms"] for report in reports] == [50, 50]
     assert reports[0]["all"]["ends"] == reports[1]["all"]["ends"]
     assert reports[0]["all"]["output_tokens"] == reports[1]["all"]["output_tokens"]
 

@@ -14,6 +14,7 @@ from guidevane_runtime.core.messages import (
     FinishReason,
     SamplingParams,
     SetLimits,
+    SetTargets,
     Shutdown,
     StepReport,
     Submit,
@@ -146,3 +147,29 @@ def test_shutdown_aborts_what_is_left_and_ends_the_loop(loop: EngineLoop, mailbo
         "b": FinishReason.ABORT,
     }
     assert mailbox.reports[-1].stats.num_blocks_used == 0
+
+
+class LaboriousRunner(SlowRunner):
+    """Every token takes another millisecond."""
+
+    def execute(self, batch: ScheduledBatch) -> StepOutput:
+        self._mailbox.now_s += 0.001 * batch.num_tokens
+        return super().execute(batch)
+
+
+def test_steps_are_measured_and_prefill_is_cut_to_the_target(mailbox: ListMailbox) -> None:
+    """No step is as short as the target, so beside a stream a prompt gets the least there is."""
+    scheduler = Scheduler(BlockPool(50, 4), SchedulerLimits(), max_model_len=200, eos_token_ids=frozenset())
+    loop = EngineLoop(mailbox, scheduler, LaboriousRunner(mailbox), lambda: mailbox.now_s)
+    mailbox.commands = [SetTargets(0.02)]
+    for number in range(40):
+        mailbox.commands += [request(f"w{number}", 3 + number)]
+        loop.run_once()
+    while scheduler.has_work:
+        loop.run_once()
+    mailbox.commands = [request("stream", max_tokens=100)]
+    loop.run_once()
+    mailbox.commands = [request("prompt", 60)]
+    loop.run_once()
+    loop.run_once()
+    assert [report.num_prefill_tokens for report in mailbox.reports[-2:]] == [16, 16]

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from guidevane_runtime.core.messages import (
     RequestOutput,
     SamplingParams,
     SetLimits,
+    SetTargets,
     SetTenants,
     StepReport,
     Submit,
@@ -242,6 +244,27 @@ async def test_terms_of_tenants_are_there_before_the_first_request_and_outlive_t
         assert await serve_four() == 1
         engine.client.set_tenants(SetTenants(TenantPolicy(), epoch=2))
         assert await serve_four() == 4
+
+
+async def test_targets_are_set_at_any_time_and_outlive_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first engine, while one runs, and between two: an engine hears the last of them before any request."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.syspath_prepend(str(HERE))
+    client = EngineClient(thread_launcher(importlib.import_module("fake_model").load_runner))
+    client.set_targets(SetTargets(0.1))
+    await client.start(SETTINGS)
+    await client.wait_ready()
+    await read(client.submit(request("a")))
+    client.set_targets(SetTargets(0.2))
+    await read(client.submit(request("crash", CRASH_TOKEN)))
+    client.set_targets(SetTargets(None))
+    await client.wait_ready()
+    await read(client.submit(request("b")))
+    await client.stop()
+    heard = [vars(record)["itl_s"] for record in caplog.records if record.message == "targets changed"]
+    assert heard == [0.1, 0.2, None]
 
 
 async def test_an_abort_ends_the_stream_and_frees_the_blocks() -> None:

@@ -10,7 +10,8 @@ FLAGS = ("--served-model-name", "tiny", "--dtype", "float32", "--kv-cache-memory
 
 async def test_a_line_given_as_a_flag_is_guarded(start_runtime: Any, tiny_model: Path, connect: Any) -> None:
     limits = {"maxModelLen": 2048, "longContextThresholdTokens": 64}
-    with start_runtime(tiny_model, *FLAGS, "--slo-ttft-p95-ms", "1", limits=limits) as started:
+    lines = ("--slo-ttft-p95-ms", "1", "--slo-itl-p95-ms", "60000")
+    with start_runtime(tiny_model, *FLAGS, *lines, limits=limits) as started:
         started.wait_for_ports()
         started.wait_for_engine()
         async with connect(started) as client:
@@ -20,6 +21,7 @@ async def test_a_line_given_as_a_flag_is_guarded(start_runtime: Any, tiny_model:
             assert metrics["guidevane_guard_line_breached{line=ttft_p95_ms}"] == 1
             moved = next(entry for entry in started.entries if entry["message"] == "guard moved")
             assert moved["reason"].endswith(", line 1: refusing long prompts")
+            assert next(entry for entry in started.entries if entry["message"] == "targets changed")["itl_s"] == 60.0
 
 
 async def test_lines_in_a_file_change_under_a_running_server(

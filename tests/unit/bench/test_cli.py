@@ -87,11 +87,35 @@ def test_controller_is_found_by_its_name(simulate: list[str], monkeypatch: pytes
     assert main([*simulate, "--controller", "my_controller:Calm"]) == 0
 
 
+def test_a_target_keeps_gaps_short_while_prompts_come_in(data: Path, tmp_path: Path) -> None:
+    costs, path = str(data / "costs_8b_roofline.json"), tmp_path / "report.json"
+    load = ["--arrivals", "poisson:rate=4", "--lengths", "fixed:prompt=1500,output=100", "--duration", "40"]
+    itl_p99_ms = []
+    for target in ([], ["--itl-target-ms", "30"]):
+        assert main(["simulate", "--costs", costs, *load, *target, "--json", str(path)]) == 0
+        itl_p99_ms.append(json.loads(path.read_text())["all"]["itl"]["p99_ms"])
+    assert itl_p99_ms[1] <= 30 < itl_p99_ms[0]
+
+
+@pytest.mark.parametrize(("share", "is_bounded"), [("0.5", True), ("0", False)])
+def test_a_reserve_keeps_short_prompts_from_waiting_for_long_ones(
+    share: str, is_bounded: bool, data: Path, tmp_path: Path
+) -> None:
+    costs, path = str(data / "costs_8b_roofline.json"), tmp_path / "report.json"
+    load = ["--trace", str(data / "long_among_short.csv"), "--limit", "40", "--num-blocks", "30000"]
+    limits = ["--limits", '{"maxModelLen": 131072, "prefillTokenBudget": 512}']
+    assert main(["simulate", "--costs", costs, *load, *limits, "--short-reserve", share, "--json", str(path)]) == 0
+    longest_ms = json.loads(path.read_text())["fairness"]["longest_queue_wait_ms"]
+    assert (longest_ms < 100) == is_bounded
+
+
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
         (["--controller", "no_such_module:Calm"], "no_such_module"),
         (["--limits", '{"speed": 1}'], "speed"),
+        (["--itl-target-ms", "0"], "--itl-target-ms is 0.0"),
+        (["--short-reserve", "1.5"], "--short-reserve is 1.5"),
         (["--limits", '{"prefillChunkSize": 9000}'], "prefillChunkSize"),
         (["--pods", "0"], "--pods"),
         (["--num-blocks", "0"], "--num-blocks"),

@@ -8,6 +8,7 @@ import pytest
 from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.budget import SHORT_RESERVE
 from guidevane_runtime.core.constraints import PlanConstraint
 from guidevane_runtime.core.fake_runner import FakeRunner
 from guidevane_runtime.core.grammar import GrammarState
@@ -20,10 +21,12 @@ from guidevane_runtime.core.messages import (
     SetLimits,
     Submit,
 )
-from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.plan import ScheduledBatch, load_of
 from guidevane_runtime.core.prefix_cache import MIN_AWAITED_TOKENS, PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
 from guidevane_runtime.core.speculation import Speculation
+from guidevane_runtime.core.step_time import CostModel
+from guidevane_runtime.core.tenants import RequestClass
 
 VOCAB_SIZE = 1000
 
@@ -41,6 +44,9 @@ class Rig:
         min_awaited_tokens: int,
         constraints: Sequence[PlanConstraint],
         speculation: Speculation | None,
+        model_len: int,
+        short_reserve: float,
+        costs: CostModel | None,
         limits: dict[str, int],
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
@@ -48,12 +54,14 @@ class Rig:
         self.scheduler = Scheduler(
             self.pool,
             SchedulerLimits(**limits),
-            max_model_len=4096,
+            max_model_len=model_len,
             eos_token_ids=eos,
             prefix_cache=PrefixCache(self.pool, is_enabled=shares, min_awaited_tokens=min_awaited_tokens),
             constraints=constraints,
             speculation=speculation,
+            short_reserve=short_reserve,
         )
+        self.costs = costs
         self.outputs: list[RequestOutput] = []
         self.batches: list[ScheduledBatch] = []
         self.now_s = 0.0
@@ -67,13 +75,21 @@ class Rig:
         tenant: str = "",
         scope: CacheScope = SHARED_SCOPE,
         grammar: GrammarState | None = None,
+        request_class: RequestClass = RequestClass.INTERACTIVE,
         **params: Any,
     ) -> Submit:
         """A prompt that all names with the same first letter share."""
         prompt = tuple((ord(name[0]) + i) % VOCAB_SIZE for i in range(num_prompt_tokens))
         sampling = SamplingParams(**{"max_tokens": 8, "seed": 0, **params})
         submit = Submit(
-            name, prompt, sampling, arrival_s=self.now_s, priority=priority, tenant=tenant, cache_scope=scope
+            name,
+            prompt,
+            sampling,
+            arrival_s=self.now_s,
+            priority=priority,
+            tenant=tenant,
+            request_class=request_class,
+            cache_scope=scope,
         )
         self.scheduler.submit(submit, grammar=grammar)
         self.listen()
@@ -88,6 +104,10 @@ class Rig:
 
     def finish(self, batch: ScheduledBatch) -> None:
         self.scheduler.apply(batch, self.runner.execute(batch))
+        if self.costs is not None:
+            load = load_of(batch)
+            self.now_s += self.costs.seconds(load)
+            self.scheduler.note_step_time(load, self.costs.seconds(load))
         self.listen()
 
     def step(self, num_steps: int = 1) -> dict[str, int]:
@@ -144,8 +164,12 @@ def make_rig() -> MakeRig:
         min_awaited_tokens: int = MIN_AWAITED_TOKENS,
         constraints: Sequence[PlanConstraint] = (),
         speculation: Speculation | None = None,
+        model_len: int = 4096,
+        short_reserve: float = SHORT_RESERVE,
+        costs: CostModel | None = None,
         **limits: int,
     ) -> Rig:
+        """costs: what steps take. Without them they take no time."""
         return Rig(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -154,6 +178,9 @@ def make_rig() -> MakeRig:
             min_awaited_tokens=min_awaited_tokens,
             constraints=constraints,
             speculation=speculation,
+            model_len=model_len,
+            short_reserve=short_reserve,
+            costs=costs,
             limits=limits,
         )
 

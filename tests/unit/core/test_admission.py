@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.admission import MemoryGate, Need, Needs, OutputForecast
+from guidevane_runtime.core.admission import MemoryGate, Need, Needs, OutputForecast, kv_limit_blocks
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.messages import SamplingParams, Submit
 from guidevane_runtime.core.request import Request
@@ -33,6 +33,21 @@ def test_the_forecast_forgets() -> None:
     for num_tokens in [5000] * 10 + [20] * forecast.WINDOW:
         forecast.record(num_tokens)
     assert forecast.num_more_tokens(0) == 20
+
+
+def test_the_forecast_remembers_as_many_as_its_window_holds() -> None:
+    forecast = OutputForecast()
+    for num_tokens in [5000] + [20] * (forecast.WINDOW - 1):
+        forecast.record(num_tokens)
+    remembered = forecast.num_more_tokens(20)
+    forecast.record(20)
+    assert (remembered, forecast.num_more_tokens(20)) == (4980, 236)
+
+
+@pytest.mark.parametrize(("num_blocks", "percent", "limit"), [(10, 1, 1), (10, 55, 5), (10, 100, 10), (300, 1, 3)])
+def test_the_kv_limit_is_in_whole_blocks_and_never_nothing(num_blocks: int, percent: int, limit: int) -> None:
+    limits = SchedulerLimits(kv_cache_utilization_limit_percent=percent)
+    assert kv_limit_blocks(BlockPool(num_blocks, 4), limits) == limit
 
 
 def gate_beside_one_running(num_blocks: int, num_preemptions: int) -> bool:

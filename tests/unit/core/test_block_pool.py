@@ -53,6 +53,11 @@ def test_a_block_that_is_freed_twice_raises() -> None:
         pool.give_back(block_ids)
 
 
+def test_a_block_that_nobody_took_can_not_be_given_back() -> None:
+    with pytest.raises(RuntimeError, match="block 1 was freed twice"):
+        BlockPool(3, 4).give_back((1,))
+
+
 def test_a_detached_table_takes_the_blocks_along() -> None:
     pool = BlockPool(3, 4)
     table = pool.table()
@@ -111,6 +116,16 @@ def test_a_block_counts_the_tables_that_hold_it_and_is_free_after_the_last() -> 
         counts.append(pool.num_refs(block_id))
     assert counts == [2, 1, 0]
     assert (pool.num_used, pool.num_free, pool.num_cached_free) == (0, 4, 1)
+
+
+def test_a_cached_block_is_in_use_only_while_a_table_holds_it() -> None:
+    pool = BlockPool(4, 4)
+    first = published(pool, b"a")
+    (block_id,) = first.block_ids
+    first.release()
+    was_used = pool.is_used(block_id)
+    sharing(pool, b"a")
+    assert (was_used, pool.is_used(block_id)) == (False, True)
 
 
 def test_a_shared_block_takes_no_room_twice() -> None:

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.explain import explain
-from guidevane_runtime.core.messages import AbortCause, Explanation, Hold, SetTenants
+from guidevane_runtime.core.messages import AbortCause, Explanation, Hold, SetTargets, SetTenants
+from guidevane_runtime.core.step_time import CostModel
 from guidevane_runtime.core.tenants import TenantPolicy, TenantTerms
 
 
@@ -145,6 +146,7 @@ def test_a_decode_that_has_no_turn_in_the_next_step(make_rig) -> None:
     rig.step(2)
     by_hold = {told(rig, name).hold: told(rig, name) for name in "ab"}
     assert set(by_hold) == {Hold.NOTHING, Hold.DECODE_BUDGET}
+    assert (by_hold[Hold.DECODE_BUDGET].value, by_hold[Hold.DECODE_BUDGET].bound) == (1, 1)
     assert set(rig.step()) == {by_hold[Hold.NOTHING].request_id}
 
 
@@ -252,12 +254,15 @@ def test_who_is_not_live_is_left_out(make_rig) -> None:
             "long_context_threshold_tokens": st.integers(1, 30),
         }
     ),
+    itl_s=st.sampled_from([None, 1e-6, 0.02]),
 )
 def test_what_is_told_is_what_happens_and_asking_changes_nothing(
-    make_rig, arrivals, cap, min_awaited_tokens, limits
+    make_rig, arrivals, cap, min_awaited_tokens, limits, itl_s
 ) -> None:
-    asked, silent = (make_rig(num_blocks=16, min_awaited_tokens=min_awaited_tokens, **limits) for _ in range(2))
+    given = {"num_blocks": 16, "min_awaited_tokens": min_awaited_tokens, "costs": CostModel(1e-3, 1e-3, 1e-3)}
+    asked, silent = (make_rig(**given, **limits) for _ in range(2))
     for rig in (asked, silent):
+        rig.scheduler.set_targets(SetTargets(itl_s))
         rig.scheduler.set_tenants(SetTenants(TenantPolicy((TenantTerms("a", max_in_flight=cap),)), epoch=1))
     for i, (pause, num_prompt, max_tokens, tenant) in enumerate(arrivals):
         for rig in (asked, silent):

@@ -44,6 +44,15 @@ def serve(queue: WaitingQueue, num_requests: int, num_output_tokens: int = 0, *,
     return order
 
 
+def serve_names(queue: WaitingQueue, num_requests: int) -> list[str]:
+    """Serve in turn. Names, in order."""
+    names = []
+    for _ in range(num_requests):
+        names.append(first(queue).request_id)
+        serve(queue, 1)
+    return names
+
+
 def policy(*tenants: TenantTerms, **fields: Any) -> TenantPolicy:
     return TenantPolicy(tenants, **fields)
 
@@ -181,6 +190,30 @@ def test_a_refund_is_of_the_weight_that_was_paid_at() -> None:
     assert queue.virtual_service("a") == 0
 
 
+def test_what_was_computed_stays_paid_at_the_tenants_weight_and_price() -> None:
+    queue = WaitingQueue(policy(TenantTerms("a", weight=2), input_price=3))
+    (request,) = flood(queue, "a", 1)
+    queue.admit(request)
+    paid = queue.virtual_service("a")
+    request.note_computed(4)
+    queue.settle(request, is_in_flight=False)
+    assert (paid, queue.virtual_service("a")) == (10 * 3 / 2, 4 * 3 / 2)
+
+
+@pytest.mark.parametrize(("num_offline_tokens", "next_one"), [(1, "o1"), (3, "i1")])
+def test_what_was_computed_stays_paid_by_its_class_too(num_offline_tokens: int, next_one: str) -> None:
+    """7.5 for five tokens of one class, 3 each for tokens of the other."""
+    queue = WaitingQueue(policy(interactive_share=2, offline_share=1, input_price=3))
+    half_done = make("i0")
+    fill(queue, half_done, make("i1"))
+    fill(queue, *(make(name, 0.0, num_offline_tokens, request_class=RequestClass.OFFLINE) for name in ("o0", "o1")))
+    queue.admit(half_done)
+    half_done.note_computed(5)
+    queue.settle(half_done, is_in_flight=False)
+    serve(queue, 1)
+    assert first(queue).request_id == next_one
+
+
 def test_an_unknown_tenant_has_had_nothing() -> None:
     assert WaitingQueue().virtual_service("nobody") == 0
 
@@ -202,30 +235,44 @@ def test_offline_work_has_everything_while_there_is_no_other() -> None:
     assert len(serve(queue, 5)) == 5
 
 
+def test_a_class_that_comes_back_has_no_credit_for_its_absence() -> None:
+    queue = WaitingQueue(policy(interactive_share=1, offline_share=1))
+    fill(queue, make("o0", request_class=RequestClass.OFFLINE), *(make(f"i{n:02}") for n in range(40)))
+    serve(queue, 22)
+    fill(queue, *(make(f"o{n}", request_class=RequestClass.OFFLINE) for n in range(1, 9)))
+    assert sum(name.startswith("o") for name in serve_names(queue, 8)) == 4
+
+
 def test_new_class_shares_hold_from_the_next_turn_on() -> None:
     queue = WaitingQueue()
     fill(queue, make("o0", request_class=RequestClass.OFFLINE), make("o1", request_class=RequestClass.OFFLINE))
     fill(queue, *(make(f"i{n}") for n in range(4)))
-    queue.set_tenants(SetTenants(policy(interactive_share=1, offline_share=1), epoch=1))
-    names = []
-    for _ in range(4):
-        names.append(first(queue).request_id)
-        serve(queue, 1)
-    assert sorted(names) == ["i0", "i1", "o0", "o1"]
+    queue.set_tenants(SetTenants(policy(interactive_share=2, offline_share=1), epoch=1))
+    names = serve_names(queue, 6)
+    assert sorted(names[:3]) == ["i0", "i1", "o0"] and sorted(names[3:]) == ["i2", "i3", "o1"]
 
 
 def order_of(*requests: Request) -> list[str]:
-    queue, names = WaitingQueue(), []
+    queue = WaitingQueue()
     fill(queue, *requests)
-    while len(queue):
-        names.append(first(queue).request_id)
-        serve(queue, 1)
-    return names
+    return serve_names(queue, len(requests))
 
 
 def test_the_earliest_deadline_is_first_inside_a_class() -> None:
     late, soon = make("late", 0.0, deadline_s=9.0), make("soon", 1.0, deadline_s=5.0)
     assert order_of(make("none", 0.0), late, soon) == ["soon", "late", "none"]
+
+
+def test_of_equal_deadlines_the_earlier_arrival_is_first() -> None:
+    assert order_of(make("a", 2.0, deadline_s=9.0), make("b", 1.0, deadline_s=9.0)) == ["b", "a"]
+
+
+def test_those_of_one_moment_keep_their_order_when_one_comes_back() -> None:
+    queue, requests = WaitingQueue(), [make(name) for name in "abc"]
+    fill(queue, *requests)
+    queue.admit(requests[0])
+    queue.add(requests[0])
+    assert serve_names(queue, 3) == ["a", "b", "c"]
 
 
 def test_a_deadline_far_away_lets_those_without_one_pass() -> None:

@@ -100,6 +100,16 @@ def test_a_deadline_ends_a_request_that_runs_and_frees_its_blocks(make_rig) -> N
     assert end.error == "the deadline passed 0.250 s ago, after 3 tokens; ask for fewer or give it more time"
 
 
+def test_the_earliest_deadline_ends_first_whoever_came_first(make_rig) -> None:
+    rig = make_rig()
+    submit(rig, "late", max_tokens=50, deadline_s=9.0)
+    submit(rig, "soon", max_tokens=50, deadline_s=5.0)
+    rig.step()
+    rig.now_s = 6.0
+    rig.step()
+    assert (rig.ends("soon"), rig.ends("late")) == ([FinishReason.TIMEOUT], [])
+
+
 def test_a_deadline_that_is_kept_is_forgotten(make_rig) -> None:
     rig = make_rig()
     submit(rig, "a", deadline_s=5.0)
@@ -116,6 +126,8 @@ def test_a_deadline_that_is_kept_is_forgotten(make_rig) -> None:
         ({"priority": 1}, {"request_class": RequestClass.INTERACTIVE}),
         ({}, {"deadline_s": 99.0}),
         ({"deadline_s": 99.0}, {"deadline_s": 50.0}),
+        ({"priority": 1, "deadline_s": 50.0}, {"deadline_s": 99.0}),
+        ({"deadline_s": 99.0, "num_prompt_tokens": 40}, {"deadline_s": 50.0}),
     ],
 )
 def test_offline_then_low_priority_then_the_latest_deadline_is_preempted(make_rig, victim, other) -> None:

@@ -8,7 +8,7 @@ STARTUP, TIGHT = SchedulerLimits(), SchedulerLimits(max_num_seqs=2)
 
 def test_newer_limits_replace_the_old_ones_with_epoch_and_source() -> None:
     state = LimitsState(STARTUP)
-    assert (state.epoch, state.source) == (0, LimitsSource.STARTUP)
+    assert (state.epoch, state.source, state.take_shrink_order()) == (0, LimitsSource.STARTUP, False)
     assert state.replace(SetLimits(TIGHT, 3, LimitsSource.RETUNE))
     assert (state.target, state.epoch, state.source) == (TIGHT, 3, LimitsSource.RETUNE)
 

@@ -37,6 +37,14 @@ def test_a_preempted_request_keeps_its_tokens_and_waits_to_compute_them_again() 
     assert (request.blocks.block_ids, request.num_preemptions) == ((), 1)
 
 
+def test_every_preemption_counts() -> None:
+    request = make_request()
+    for _ in range(3):
+        request.move_to(RequestState.RUNNING)
+        request.preempt()
+    assert request.num_preemptions == 3
+
+
 def test_a_preempted_request_has_published_and_shares_nothing() -> None:
     request = make_request()
     request.move_to(RequestState.RUNNING)
@@ -55,12 +63,19 @@ def test_recomputed_tokens_are_those_below_the_high_water_mark() -> None:
     assert request.num_recomputed(2) == 1
 
 
+def test_what_a_prefix_hit_brought_was_not_computed_before_a_preemption() -> None:
+    request = make_request()
+    request.num_computed_tokens = 4
+    assert request.num_recomputed(1) == 0
+
+
 def test_a_chunk_samples_only_when_it_ends_with_the_last_known_token() -> None:
     request = make_request()
     assert request.scheduled(4).samples is False
     request.note_computed(4)
     last = request.scheduled(1)
     assert (last.samples, last.is_decode, last.start, last.token_ids) == (True, True, 4, (5,))
+    assert last.params is request.params
 
 
 @pytest.mark.parametrize(

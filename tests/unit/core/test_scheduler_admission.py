@@ -76,19 +76,32 @@ def test_the_head_that_lacks_memory_is_not_passed(make_rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompt_tokens", "limits", "words"),
+    ("num_prompt_tokens", "limits", "why"),
     [
-        (40, {}, "prompt has 40 tokens and needs room for one more, the KV cache holds 40"),
-        (20, {"max_model_len": 20}, "limit maxModelLen 20"),
-        (21, {"max_prompt_tokens": 20}, "prompt has 21 tokens, limit maxPromptTokens 20"),
-        (0, {}, "prompt has 0 tokens"),
+        (
+            40,
+            {},
+            "prompt has 40 tokens and needs room for one more, the KV cache holds 40; "
+            "shorten it or give the KV cache more memory",
+        ),
+        (
+            20,
+            {"max_model_len": 20},
+            "prompt has 20 tokens and needs room for one more, limit maxModelLen 20; shorten it or raise the limit",
+        ),
+        (
+            21,
+            {"max_prompt_tokens": 20},
+            "prompt has 21 tokens, limit maxPromptTokens 20; shorten it or raise the limit",
+        ),
+        (0, {}, "prompt has 0 tokens, at least 1 is needed; send a prompt"),
     ],
 )
-def test_a_prompt_that_can_never_run_is_refused_at_once(make_rig, num_prompt_tokens, limits, words) -> None:
+def test_a_prompt_that_can_never_run_is_refused_at_once(make_rig, num_prompt_tokens, limits, why) -> None:
     """B19, C3: not queued for ever."""
     rig = make_rig(num_blocks=10, **limits)
     rig.submit("a", num_prompt_tokens)
-    assert rig.ends("a") == [FinishReason.ERROR] and words in rig.end_output("a").error
+    assert rig.ends("a") == [FinishReason.ERROR] and rig.end_output("a").error == why
     assert not rig.scheduler.has_work
 
 
@@ -115,7 +128,7 @@ def test_a_request_that_waited_too_long_times_out(make_rig) -> None:
     rig.submit("a", max_tokens=100)
     rig.step()
     rig.submit("b")
-    rig.now_s = 1.0
+    rig.now_s = 1.001
     rig.step()
     assert not rig.ends("b")
     rig.now_s = 1.1

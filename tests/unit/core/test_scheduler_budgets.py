@@ -88,6 +88,14 @@ def test_a_prompt_that_ends_in_its_step_needs_no_lane(make_rig) -> None:
     assert rig.running() == {"a", "c"}
 
 
+def test_a_prompt_that_leaves_one_token_is_a_decode_then_and_needs_no_lane(make_rig) -> None:
+    rig = make_rig(prefill_chunk_size=4, max_partial_prefills=1)
+    rig.submit("a", 12)
+    rig.submit("b", 6)
+    rig.submit("c", 5)
+    assert rig.step() == {"a": 4, "c": 4}
+
+
 def test_of_long_prompts_one_is_in_prefill_at_a_time(make_rig) -> None:
     """C7: the short one does not wait for two long ones."""
     rig = make_rig(prefill_chunk_size=8, long_context_threshold_tokens=16, max_partial_prefills=4)
@@ -97,6 +105,13 @@ def test_of_long_prompts_one_is_in_prefill_at_a_time(make_rig) -> None:
     assert rig.step() == {"long": 8, "short": 8}
     assert rig.step(2) == {"long": 8, "short": 1}
     assert rig.step() == {"long": 6, "short": 1, "queued": 8}
+
+
+def test_a_prompt_at_the_threshold_is_not_long(make_rig) -> None:
+    rig = make_rig(prefill_chunk_size=8, long_context_threshold_tokens=16, max_partial_prefills=4)
+    rig.submit("a", 16)
+    rig.submit("b", 16)
+    assert rig.step() == {"a": 8, "b": 8}
 
 
 def test_one_token_prompts_count_as_decodes(make_rig) -> None:
@@ -119,6 +134,15 @@ def test_a_step_of_one_token_still_gets_through(make_rig) -> None:
     assert {name: rig.tokens(name) for name in "abc"} == {
         name: rig.runner.continuation(tuple(ord(name) + i for i in range(5)), 8) for name in "abc"
     }
+
+
+def test_a_decode_that_has_to_wait_for_its_turn_takes_no_lane(make_rig) -> None:
+    rig = make_rig(decode_token_budget=1, prefill_chunk_size=4, max_partial_prefills=1)
+    for name in "ab":
+        rig.submit(name, 4)
+    rig.step()
+    rig.submit("c", 12)
+    assert rig.step() == {"a": 1, "c": 4}
 
 
 def test_two_tokens_left_is_still_a_prefill_in_progress(make_rig) -> None:

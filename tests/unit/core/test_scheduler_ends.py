@@ -77,7 +77,17 @@ def test_a_row_that_can_not_be_sampled_ends_alone(make_rig) -> None:
     rig.run_to_end()
     assert rig.ends("a") == [FinishReason.ERROR] and rig.end_output("a").error == "logits are not finite"
     assert rig.ends("b") == [FinishReason.LENGTH] and len(rig.tokens("b")) == 8
-    assert rig.pool.num_used == 0
+    assert rig.end_output("b").error == "" and rig.pool.num_used == 0
+
+
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_a_runner_that_answers_for_too_few_or_too_many_is_found_out(make_rig, num_rows) -> None:
+    """A row in the wrong place would be somebody else's token."""
+    rig = make_rig()
+    rig.submit("a")
+    batch = rig.plan()
+    with pytest.raises(ValueError, match="zip"):
+        rig.scheduler.apply(batch, StepOutput((SampledToken(1),) * num_rows))
 
 
 def test_an_end_token_ends_the_request_and_is_the_last_token_out(make_rig) -> None:
@@ -109,14 +119,18 @@ def test_blocks_are_free_in_the_iteration_of_the_end(make_rig) -> None:
     assert rig.ends("a") == [FinishReason.LENGTH] and rig.pool.num_used == 0
 
 
-def test_abort_all_ends_everyone(make_rig) -> None:
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [(AbortCause.SHUTDOWN, FinishReason.ABORT), (AbortCause.STOP_STRING, FinishReason.STOP)],
+)
+def test_abort_all_ends_everyone_as_the_cause_says(make_rig, cause, reason) -> None:
     rig = make_rig(max_num_seqs=2)
     for name in "abc":
         rig.submit(name)
     rig.step()
-    rig.scheduler.abort_all(AbortCause.SHUTDOWN)
+    rig.scheduler.abort_all(cause)
     rig.listen()
-    assert all(rig.ends(name) == [FinishReason.ABORT] for name in "abc")
+    assert all(rig.ends(name) == [reason] for name in "abc")
     assert not rig.scheduler.has_work and rig.pool.num_used == 0
 
 
@@ -144,3 +158,12 @@ def test_a_request_id_that_is_still_alive_is_refused_loudly(make_rig) -> None:
     rig.submit("a")
     with pytest.raises(AssertionError, match="given out twice"):
         rig.submit("a")
+
+
+def test_a_step_that_is_planned_before_the_last_one_was_applied_is_refused_loudly(make_rig) -> None:
+    """Or a token would be computed twice."""
+    rig = make_rig()
+    rig.submit("a")
+    rig.plan()
+    with pytest.raises(AssertionError, match="planned before the last one was applied"):
+        rig.plan()

@@ -4,7 +4,8 @@ import pytest
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
-from guidevane_runtime.core.messages import FinishReason
+from guidevane_runtime.core.messages import AbortCause, FinishReason
+from guidevane_runtime.core.tenants import RequestClass
 
 
 def crowded(make_rig, **options):
@@ -35,6 +36,24 @@ def test_the_newest_request_with_the_least_work_is_preempted_when_no_block_is_fr
     grow_together(rig, "a", "b")
     rig.run_to_end()
     assert preemptions(rig, "a") == 0 and preemptions(rig, "b") >= 1
+
+
+def test_one_that_makes_room_for_itself_by_leaving_is_not_in_the_step(make_rig) -> None:
+    rig = crowded(make_rig)
+    rig.submit("a", 19, max_tokens=30)
+    rig.submit("low", 21, max_tokens=30, priority=1)
+    rig.step(4)
+    assert (rig.pool.num_free, rig.step()) == (0, {"a": 1})
+    assert rig.running() == {"a"} and rig.pool.num_used == 6
+
+
+def test_one_that_gets_room_from_another_runs_in_the_same_step(make_rig) -> None:
+    rig = crowded(make_rig)
+    rig.submit("a", 21, max_tokens=30)
+    rig.submit("low", 19, max_tokens=30, priority=1)
+    rig.step(4)
+    assert (rig.pool.num_free, rig.step()) == (0, {"a": 1})
+    assert rig.running() == {"a"} and rig.pool.num_used == 7
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -140,15 +159,17 @@ def test_preempting_and_resuming_twenty_times_changes_nothing(make_rig) -> None:
 
 
 def test_recomputed_tokens_are_counted_once_computed(make_rig) -> None:
-    rig = make_rig(shares=False, max_num_seqs=2)
-    for name in "ab":
+    """Both that were preempted come back in one step."""
+    rig = make_rig(shares=False, max_num_seqs=3)
+    for name in "abc":
         rig.submit(name, 4, max_tokens=30)
     rig.step(5)
     rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
     rig.step()
     assert rig.scheduler.stats(0.0).num_recomputed_tokens == 0
+    rig.set_limits(max_num_seqs=3)
     rig.run_to_end()
-    assert rig.scheduler.stats(0.0).num_recomputed_tokens == 8
+    assert rig.scheduler.stats(0.0).num_recomputed_tokens == 16
 
 
 def test_first_scheduled_time_survives_a_preemption(make_rig) -> None:
@@ -169,9 +190,20 @@ def test_shrinking_the_kv_limit_by_force_frees_blocks_and_keeps_one_running(make
     rig.step()
     rig.set_limits(ShrinkMode.PREEMPT, kv_cache_utilization_limit_percent=1)
     rig.step()
-    assert len(rig.running()) == 1
+    assert len(rig.running()) == 1 and rig.scheduler.stats(0.0).num_preemptions == 2
     rig.run_to_end()
     assert all(rig.tokens(name) == expected(rig, name, 32, 4) for name in "abc")
+
+
+def test_what_runs_just_at_a_kv_limit_stays_when_it_is_lowered_by_force(make_rig) -> None:
+    rig = make_rig(num_blocks=40)
+    for name in "ab":
+        rig.submit(name, 30, max_tokens=4)
+    rig.step()
+    assert rig.pool.num_used == 16
+    rig.set_limits(ShrinkMode.PREEMPT, kv_cache_utilization_limit_percent=40)
+    rig.step()
+    assert rig.running() == {"a", "b"}
 
 
 def test_a_freed_slot_stays_free_for_one_step_after_a_preemption(make_rig) -> None:
@@ -210,3 +242,42 @@ def test_a_victim_that_was_planned_already_leaves_the_step(make_rig) -> None:
     rig.run_to_end()
     assert preemptions(rig, "a") == 1
     assert rig.tokens("a") == expected(rig, "a", 2, 16) and rig.tokens("b") == expected(rig, "b", 30, 16)
+
+
+def test_an_offline_request_that_was_preempted_is_spared_as_well(make_rig) -> None:
+    """B17: what was lost once counts more than class or priority."""
+    rig = make_rig(max_num_seqs=2)
+    rig.submit("online", priority=-5, max_tokens=50)
+    rig.submit("batch", request_class=RequestClass.OFFLINE, max_tokens=50)
+    rig.step()
+    rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
+    rig.step()
+    rig.set_limits(max_num_seqs=2)
+    rig.step(2)
+    assert rig.running() == {"online", "batch"}
+    rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
+    rig.step()
+    assert rig.running() == {"batch"}
+
+
+def test_outputs_that_defy_every_forecast_cost_little_recomputed_work(make_rig) -> None:
+    """B17: one in twelve is twenty times as long. Without the estimate of the peak two fifths of all work is lost."""
+    rig = make_rig(num_blocks=24, kv_cache_utilization_limit_percent=100, shares=False, max_num_seqs=16)
+    for number in range(600):
+        rig.submit(f"r{number}", 4, max_tokens=3 if number % 12 else 60)
+    rig.run_to_end()
+    stats, num_computed = rig.scheduler.stats(0.0), sum(batch.num_tokens for batch in rig.batches)
+    assert stats.num_preemptions > 0
+    assert stats.num_recomputed_tokens < 0.2 * num_computed
+
+
+def test_a_preempted_request_comes_back_at_once_when_nobody_is_left_to_wait_for(make_rig) -> None:
+    """C1: the pause after a preemption never leaves the engine idle."""
+    rig = make_rig(max_num_seqs=2, shares=False)
+    for name in "ab":
+        rig.submit(name, max_tokens=30)
+    rig.step()
+    rig.set_limits(ShrinkMode.PREEMPT, max_num_seqs=1)
+    assert rig.step() == {"a": 1}
+    rig.scheduler.abort("a", AbortCause.CANCELLED)
+    assert rig.step() == {"b": 5}

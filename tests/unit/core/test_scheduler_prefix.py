@@ -5,8 +5,12 @@ import dataclasses
 import pytest
 
 from guidevane_api.admin import ShrinkMode
-from guidevane_runtime.core.messages import AbortCause, CacheScope, FinishReason
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.fake_runner import FakeRunner
+from guidevane_runtime.core.messages import AbortCause, CacheScope, FinishReason, SamplingParams, Submit
 from guidevane_runtime.core.plan import SampledToken, StepOutput
+from guidevane_runtime.core.scheduler import Scheduler
 
 
 def expected(rig, name, num_prompt, num_tokens=8):
@@ -118,6 +122,18 @@ def test_switched_off_nothing_is_shared_and_nothing_counted(make_rig) -> None:
     assert cached_tokens(rig, "a2") == 0 and counters(rig) == (0, 0) and rig.pool.num_cached_free == 0
 
 
+def test_a_scheduler_without_a_prefix_cache_shares_nothing() -> None:
+    pool = BlockPool(10, 4)
+    scheduler = Scheduler(pool, SchedulerLimits(), max_model_len=64, eos_token_ids=frozenset())
+    runner = FakeRunner(10, 4, 100)
+    for name in "ab":
+        scheduler.submit(Submit(name, tuple(range(9)), SamplingParams(max_tokens=1, seed=0), arrival_s=0.0))
+        batch = scheduler.schedule(0.0)
+        scheduler.apply(batch, runner.execute(batch))
+        assert len(batch.seqs[0].token_ids) == 9
+    assert pool.num_cached_free == 0
+
+
 def test_queries_and_hits_are_prompt_tokens_each_prompt_once(make_rig) -> None:
     """B15: what a preempted request finds of its own is no hit."""
     rig = make_rig(max_num_seqs=2)
@@ -133,6 +149,9 @@ def test_queries_and_hits_are_prompt_tokens_each_prompt_once(make_rig) -> None:
     rig.submit("a2", 18)
     rig.run_to_end()
     assert counters(rig) == (54, 16)
+    rig.submit("a3", 18)
+    rig.run_to_end()
+    assert counters(rig) == (72, 32)
 
 
 def test_a_preempted_request_finds_its_own_blocks_and_computes_only_the_rest(make_rig) -> None:

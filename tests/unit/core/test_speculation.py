@@ -7,7 +7,7 @@ import pytest
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.messages import AbortCause, FinishReason
-from guidevane_runtime.core.plan import SampledToken, StepOutput
+from guidevane_runtime.core.plan import SampledToken, StepOutput, load_of
 from guidevane_runtime.core.speculation import Speculation
 
 VOCAB_SIZE = 1000
@@ -81,7 +81,7 @@ def test_drafts_cost_tokens_of_the_decode_budget_and_get_only_what_is_left(make_
         rig.submit(name, max_tokens=40)
     rig.step()
     assert rig.step() == {"a": 4, "b": 1}
-    assert rig.batches[-1].num_decode_tokens == 5 and rig.batches[-1].num_drafts == {"a": 3}
+    assert load_of(rig.batches[-1]).num_decodes == 5 and rig.batches[-1].num_drafts == {"a": 3}
 
 
 def test_a_single_token_that_is_left_is_enough_for_a_draft(make_rig) -> None:

@@ -167,6 +167,19 @@ def test_off_is_off_with_lines_too() -> None:
     assert guard_of("--guard", "off", "--slo-itl-p95-ms", "120") is None
 
 
+@pytest.mark.parametrize(
+    ("flags", "target_s"),
+    [
+        (["--slo-itl-p95-ms", "120"], 0.12),
+        (["--slo-itl-p95-ms", "120", "--guard", "dry-run"], None),
+        (["--slo-ttft-p95-ms", "1500"], None),
+    ],
+)
+def test_steps_have_a_target_where_the_guard_may_act_on_the_itl_line(flags: list[str], target_s: float | None) -> None:
+    config = read_settings(["--model", "m", *flags], {}).guard_config
+    assert config is not None and config.itl_target_s == target_s
+
+
 def test_a_guard_without_a_line_stops_the_start() -> None:
     with pytest.raises(StartError, match="no line to protect; give one, for example --slo-itl-p95-ms 120"):
         read_settings(["--model", "m", "--guard", "on"], {})

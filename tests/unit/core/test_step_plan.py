@@ -1,0 +1,53 @@
+"""The books of one step while it is planned."""
+
+import pytest
+
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.budget import StepPlan
+from guidevane_runtime.core.messages import SamplingParams, Submit
+from guidevane_runtime.core.request import Request
+
+LIMITS = SchedulerLimits(max_num_batched_tokens=20, prefill_token_budget=12, decode_token_budget=4)
+
+
+def make(name: str, num_uncomputed_tokens: int) -> Request:
+    submit = Submit(name, (1,) * 30, SamplingParams(max_tokens=9, seed=0), arrival_s=0.0)
+    request = Request(submit, max_num_tokens=39, blocks=BlockPool(10, 4).table())
+    request.note_computed(30 - num_uncomputed_tokens)
+    return request
+
+
+def test_a_decode_and_a_prefill_are_each_booked_on_their_own_budget_and_on_the_whole() -> None:
+    step = StepPlan(1, 0.0, LIMITS)
+    step.add(make("decode", 1), 1)
+    step.add(make("prefill", 30), 8)
+    assert step.budget.left == (11, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("total", "prefill", "decode", "is_spent"),
+    [(1, 1, 0, False), (1, 0, 1, False), (5, 0, 0, True), (0, 5, 5, True)],
+)
+def test_a_step_is_spent_when_all_its_tokens_are_or_both_its_shares(total, prefill, decode, is_spent) -> None:
+    limits = LIMITS.model_copy(
+        update={"max_num_batched_tokens": total, "prefill_token_budget": prefill, "decode_token_budget": decode}
+    )
+    assert StepPlan(1, 0.0, limits).budget.is_spent is is_spent
+
+
+def test_what_was_planned_for_a_victim_goes_back_to_the_budget_it_came_from() -> None:
+    step, decode, prefill = StepPlan(1, 0.0, LIMITS), make("decode", 1), make("prefill", 30)
+    step.add(decode, 1)
+    step.add(prefill, 8)
+    lefts = []
+    for victim in (decode, prefill):
+        step.drop(victim)
+        lefts.append(step.budget.left)
+    assert lefts == [(12, 4, 4), (20, 12, 4)] and step.seal(0).seqs == ()
+
+
+def test_a_victim_that_was_not_planned_gives_nothing_back() -> None:
+    step = StepPlan(1, 0.0, LIMITS)
+    step.drop(make("decode", 1))
+    assert step.budget.left == (20, 12, 4)
