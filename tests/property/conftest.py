@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.property.machine import num_steps
 
 HERE = Path(__file__).parent

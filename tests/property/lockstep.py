@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, TypeVar
 
-from tests.property.traffic import VOCAB_SIZE, SpoilingRunner
-
 from guidevane_runtime.core.messages import EngineSettings
 from guidevane_runtime.core.plan import ScheduledBatch, StepOutput
 from guidevane_runtime.engine.link import EngineHandle
 from guidevane_runtime.engine.mailbox import Mailbox, encode
 from guidevane_runtime.engine.process import serve
 from guidevane_runtime.errors import ModelNotFound
+from tests.property.traffic import VOCAB_SIZE, SpoilingRunner
 
 T = TypeVar("T")
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 40, 4, 120
@@ -116,7 +115,7 @@ class SteppedEngine:
         """Places in the next batch whose rows come out wrong."""
         self._sock = sock
         self._may_go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
-        self._is_killed = False
+        self._is_killed = self._has_ended = False
         self._thread = threading.Thread(target=self._serve, args=(clock,), daemon=True)
         self._thread.start()
         self._stands.acquire()
@@ -140,8 +139,6 @@ class SteppedEngine:
         return "exit status -9"
 
     # ------------------------------------------------------------------------------------------ in its own thread
-
-    _has_ended = False
 
     def _serve(self, clock: Callable[[], float]) -> None:
         try:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from tests.property.machine import Machine, size_of
-from tests.property.traffic import limits_st
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.door import AdmissionGate, Capacity, Refused, Rejection, Reported
 from guidevane_runtime.core.leases import Lease, Standing
 from guidevane_runtime.core.tenants import TenantPolicy, TenantTerms
+from tests.property.machine import Machine, size_of
+from tests.property.traffic import limits_st
 
 CAPACITY = Capacity(num_blocks=12, block_size=4)
 body_st = st.lists(st.sampled_from([1, 1, 4, 8, 16, 60]), min_size=1, max_size=3)

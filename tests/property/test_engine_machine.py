@@ -11,9 +11,6 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from tests.property.lockstep import Fate, Launcher, Load, SteppedEngine, VirtualLoop
-from tests.property.machine import Machine, size_of
-from tests.property.traffic import VOCAB_SIZE, prompt_st
 
 from guidevane_api.admin import LimitsSource
 from guidevane_api.limits import Envelope, SchedulerLimits
@@ -31,6 +28,9 @@ from guidevane_runtime.core.messages import (
 from guidevane_runtime.engine.client import EngineClient, EngineState
 from guidevane_runtime.engine.stream import RequestStream
 from guidevane_runtime.errors import EngineUnavailable
+from tests.property.lockstep import Fate, Launcher, Load, SteppedEngine, VirtualLoop
+from tests.property.machine import Machine, size_of
+from tests.property.traffic import VOCAB_SIZE, prompt_st
 
 HANG_TIMEOUT_S = 20.0
 SETTINGS = EngineSettings(model_path="/models/fake", limits=SchedulerLimits(), envelope=Envelope())
@@ -43,7 +43,6 @@ class Reader:
         self.expected = FakeRunner(1, 1, VOCAB_SIZE).continuation(submit.prompt_token_ids, submit.params.max_tokens)
         self.received: list[int] = []
         self.ends: list[FinishReason] = []
-        self.error = ""
         self.may_abort = False
 
     async def read(self, stream: RequestStream) -> None:
@@ -56,7 +55,6 @@ class Reader:
         assert tuple(self.received) == self.expected[: len(self.received)]
         if output.finish_reason is not None:
             self.ends.append(output.finish_reason)
-            self.error = output.error
             assert output.finish_reason is not FinishReason.ABORT or self.may_abort
             assert output.finish_reason is not FinishReason.LENGTH or tuple(self.received) == self.expected
 

@@ -9,6 +9,17 @@ from collections.abc import Collection
 
 import hypothesis.strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from guidevane_api.admin import LimitsSource, ShrinkMode
+from guidevane_api.limits import SchedulerLimits
+from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
+from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.explain import explain
+from guidevane_runtime.core.messages import CacheScope, FinishReason, SetLimits, SetTenants
+from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.prefix_cache import PrefixCache
+from guidevane_runtime.core.scheduler import Scheduler
+from guidevane_runtime.core.tenants import TenantPolicy
 from tests.property.checks import Before, Step, check_told
 from tests.property.machine import Machine, size_of
 from tests.property.traffic import (
@@ -31,17 +42,6 @@ from tests.property.traffic import (
     new_terms_st,
     pause_st,
 )
-
-from guidevane_api.admin import LimitsSource, ShrinkMode
-from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
-from guidevane_runtime.core.block_pool import BlockPool
-from guidevane_runtime.core.explain import explain
-from guidevane_runtime.core.messages import CacheScope, FinishReason, SetLimits, SetTenants
-from guidevane_runtime.core.plan import ScheduledBatch
-from guidevane_runtime.core.prefix_cache import PrefixCache
-from guidevane_runtime.core.scheduler import Scheduler
-from guidevane_runtime.core.tenants import TenantPolicy
 
 
 class SchedulerMachine(Machine):
