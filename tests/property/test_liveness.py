@@ -92,9 +92,9 @@ def submit(
                 SamplingParams(max_tokens, seed=0),
                 world.now_s,
                 priority,
-                tenant,
-                request_class,
-                None if patience_s is None else world.now_s + patience_s,
+                tenant=tenant,
+                request_class=request_class,
+                deadline_s=None if patience_s is None else world.now_s + patience_s,
             )
         )
         world.listen()
