@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from guidevane_api.pod_files import GuardMode, ProtectionLines
 from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision
 from guidevane_runtime.core.guard_steps import Line
-from guidevane_runtime.core.messages import SetLimits
+from guidevane_runtime.core.messages import SetLimits, SetTargets
 from guidevane_runtime.errors import EngineUnavailable
 from guidevane_runtime.server.services import Services
 from guidevane_runtime.server.watched_file import WatchedFile
@@ -44,6 +44,7 @@ async def watch_guard(
         await asyncio.sleep(tick_s)
         if slo_file is not None and (changed := slo_file.changed()) is not None:
             protect(guard, changed)
+            services.engine.set_targets(targets_of(guard))
             logger.info("protection lines changed", extra={"mode": changed.mode.value, **changed.given()})
         await tick(services, guard)
 
@@ -55,6 +56,11 @@ def protect(guard: Guard, protection: ProtectionLines) -> None:
         return
     lines = {LINES[name]: float(bound) for name, bound in protection.given().items()}
     guard.protect(lines, dry_run=protection.mode is GuardMode.DRY_RUN)
+
+
+def targets_of(guard: Guard) -> SetTargets:
+    """What the scheduler is to keep steps to while the guard protects what it does."""
+    return SetTargets(guard.config.itl_target_s)
 
 
 async def tick(services: Services, guard: Guard) -> None:

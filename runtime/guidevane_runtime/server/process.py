@@ -16,7 +16,7 @@ from guidevane_api.limits import SchedulerLimits, limit_violations
 from guidevane_api.pod_files import ProtectionLines, TenantsFile
 from guidevane_runtime.core.door import AdmissionGate
 from guidevane_runtime.core.guard import Guard, Sample
-from guidevane_runtime.core.messages import EngineFailed, SetTargets, StepReport
+from guidevane_runtime.core.messages import EngineFailed, StepReport
 from guidevane_runtime.engine.client import EngineClient
 from guidevane_runtime.engine.link import process_launcher
 from guidevane_runtime.errors import StartError
@@ -24,7 +24,7 @@ from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.server.api.admin import AdminToken, watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
 from guidevane_runtime.server.bodies import BodyReader
-from guidevane_runtime.server.guard_watch import build_guard, watch_guard
+from guidevane_runtime.server.guard_watch import build_guard, targets_of, watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
@@ -74,7 +74,7 @@ class Server:
         with self._signals(), services.pool:
             async with serving, self._admin_port(services):
                 if services.guard is not None:
-                    self._engine.set_targets(SetTargets(services.guard.config.itl_target_s))
+                    self._engine.set_targets(targets_of(services.guard))
                 await self._engine.start(settings.engine_settings(str(path), services.limits.startup))
                 try:
                     await self._serve(services)

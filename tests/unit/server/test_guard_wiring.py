@@ -7,15 +7,22 @@ from prometheus_client import CollectorRegistry
 
 from guidevane_api.admin import LimitsPatch
 from guidevane_api.limits import Envelope, PartialLimits, SchedulerLimits
-from guidevane_api.pod_files import ProtectionLines
+from guidevane_api.pod_files import GuardMode, ProtectionLines
 from guidevane_runtime.core.door import Rejection
-from guidevane_runtime.core.guard import GuardConfig, GuardDecision
+from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision
 from guidevane_runtime.core.guard_steps import GuardEffect, Line
 from guidevane_runtime.core.leases import Standing
-from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, SamplingParams, StepReport
+from guidevane_runtime.core.messages import (
+    EngineReady,
+    EngineStats,
+    RequestOutput,
+    SamplingParams,
+    SetTargets,
+    StepReport,
+)
 from guidevane_runtime.errors import StartError
 from guidevane_runtime.server.choices import Choice
-from guidevane_runtime.server.guard_watch import LINES, build_guard, protect
+from guidevane_runtime.server.guard_watch import LINES, build_guard, protect, targets_of
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.live_requests import LiveRequests
 from guidevane_runtime.server.metrics import RequestTimes, ServerMetrics
@@ -176,8 +183,14 @@ def test_off_is_off_with_lines_too() -> None:
     ],
 )
 def test_steps_have_a_target_where_the_guard_may_act_on_the_itl_line(flags: list[str], target_s: float | None) -> None:
-    config = read_settings(["--model", "m", *flags], {}).guard_config
-    assert config is not None and config.itl_target_s == target_s
+    guard = build_guard(read_settings(["--model", "m", *flags], {}).protection, None)
+    assert guard is not None and targets_of(guard) == SetTargets(target_s)
+
+
+def test_a_guard_that_stands_down_leaves_steps_without_a_target() -> None:
+    guard = Guard(GuardConfig({Line.ITL: 120.0}))
+    protect(guard, ProtectionLines(itl_p95_milliseconds=120, mode=GuardMode.OFF))
+    assert targets_of(guard) == SetTargets(None)
 
 
 def test_a_guard_without_a_line_stops_the_start() -> None:
