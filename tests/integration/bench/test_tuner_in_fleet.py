@@ -26,6 +26,7 @@ from guidevane_operator.retune.setup import bounds_of, policy_of, targets_of
 from guidevane_operator.retune.snapshot import (
     Decision,
     Direction,
+    Hold,
     HoldReason,
     LastMove,
     Move,
@@ -34,6 +35,8 @@ from guidevane_operator.retune.snapshot import (
     limit_field,
 )
 from guidevane_operator.signals import Known, Signal, Signals
+from guidevane_runtime.core.guard import GuardConfig
+from guidevane_runtime.core.guard_steps import Line
 
 SLO_ITL_MS = 80
 SPEC = LLMServiceSpec.model_validate({"model": {"uri": "file:///model"}, "slo": {"itlP95Milliseconds": SLO_ITL_MS}})
@@ -51,6 +54,7 @@ class Look:
 
     now_s: float
     itl_p95_ms: float | None
+    guard_level: float | None
     decision: Decision
 
 
@@ -70,7 +74,7 @@ class TunerController:
             return None
         signals = signals_of(self._window)
         decision = decide(self._snapshot(sample, signals))
-        self.looks.append(Look(sample.now_s, value_of(signals.itl_p95_ms), decision))
+        self.looks.append(Look(sample.now_s, value_of(signals.itl_p95_ms), value_of(signals.guard_level), decision))
         if not isinstance(decision, Move):
             self._previous_rule = decision.rule
             return None
@@ -115,6 +119,7 @@ def signals_of(window: Sequence[Sequence[PodSample | None]]) -> Signals:
         ttft_p95_ms=p95_of([pod.meter.ttft for pods in seen for pod in pods]),
         itl_p95_ms=p95_of([pod.meter.itl for pods in seen for pod in pods]),
         queue_wait_p95_ms=p95_of([pod.meter.queue_wait for pods in seen for pod in pods]),
+        guard_level=Known(max(pod.guard_level for pod in now)),
     )
 
 
@@ -151,10 +156,14 @@ def numbered(rows: Sequence[tuple[float, int, int]]) -> list[LoadRequest]:
     return [LoadRequest(number, *row) for number, row in enumerate(rows)]
 
 
-def run(requests: Sequence[LoadRequest], *, faults: tuple[Fault, ...] = ()) -> TunerController:
+def run(
+    requests: Sequence[LoadRequest], *, faults: tuple[Fault, ...] = (), guard: GuardConfig | None = None
+) -> TunerController:
     controller = TunerController()
     limits = SchedulerLimits.resolve(SPEC.limits, SPEC.envelope)
-    Fleet(FleetSpec(PodShape(limits, 8192), COSTS, faults=faults, scrape_interval_s=SCRAPE_S), controller).run(requests)
+    Fleet(
+        FleetSpec(PodShape(limits, 8192, guard=guard), COSTS, faults=faults, scrape_interval_s=SCRAPE_S), controller
+    ).run(requests)
     return controller
 
 
@@ -205,6 +214,14 @@ def test_tuner_holds_while_metrics_are_missing_and_acts_when_they_are_back() -> 
     assert {decision.reason for decision in during if not isinstance(decision, Move)} == {HoldReason.METRICS_UNKNOWN}
     assert not any(isinstance(decision, Move) for decision in during)
     assert blind.moves and blind.moves[0][0] > gap.at_s + gap.duration_s
+
+
+def test_tuner_holds_while_the_guard_acts() -> None:
+    guarded = run(breach(), guard=GuardConfig({Line.ITL: float(SLO_ITL_MS)}))
+    acting = [look.decision for look in guarded.looks if look.guard_level]
+    assert len(acting) > 5
+    assert {decision.reason for decision in acting if isinstance(decision, Hold)} == {HoldReason.GUARD_ACTS}
+    assert not any(isinstance(decision, Move) for decision in acting)
 
 
 def test_same_load_gives_the_same_looks(breached: TunerController) -> None:
