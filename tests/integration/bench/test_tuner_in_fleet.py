@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -156,14 +157,15 @@ def numbered(rows: Sequence[tuple[float, int, int]]) -> list[LoadRequest]:
     return [LoadRequest(number, *row) for number, row in enumerate(rows)]
 
 
-def run(
-    requests: Sequence[LoadRequest], *, faults: tuple[Fault, ...] = (), guard: GuardConfig | None = None
-) -> TunerController:
+ITL_GUARD = GuardConfig({Line.ITL: float(SLO_ITL_MS)})
+
+
+def run(requests: Sequence[LoadRequest], *, faults: tuple[Fault, ...] = (), **shape: Any) -> TunerController:
+    """shape: fields of PodShape."""
     controller = TunerController()
     limits = SchedulerLimits.resolve(SPEC.limits, SPEC.envelope)
-    Fleet(
-        FleetSpec(PodShape(limits, 8192, guard=guard), COSTS, faults=faults, scrape_interval_s=SCRAPE_S), controller
-    ).run(requests)
+    pods = PodShape(limits, 8192, **shape)
+    Fleet(FleetSpec(pods, COSTS, faults=faults, scrape_interval_s=SCRAPE_S), controller).run(requests)
     return controller
 
 
@@ -217,11 +219,18 @@ def test_tuner_holds_while_metrics_are_missing_and_acts_when_they_are_back() -> 
 
 
 def test_tuner_holds_while_the_guard_acts() -> None:
-    guarded = run(breach(), guard=GuardConfig({Line.ITL: float(SLO_ITL_MS)}))
+    # So wide a target cuts no prefill: the line is the guard's alone to hold.
+    guarded = run(breach(), guard=ITL_GUARD, itl_target_s=10.0)
     acting = [look.decision for look in guarded.looks if look.guard_level]
     assert len(acting) > 5
     assert {decision.reason for decision in acting if isinstance(decision, Hold)} == {HoldReason.GUARD_ACTS}
     assert not any(isinstance(decision, Move) for decision in acting)
+
+
+def test_guard_and_tuner_have_nothing_to_do_where_prefill_is_cut_to_the_itl_line() -> None:
+    kept = run(breach(), guard=ITL_GUARD)
+    assert not any(look.guard_level for look in kept.looks)
+    assert kept.moves == []
 
 
 def test_same_load_gives_the_same_looks(breached: TunerController) -> None:
