@@ -9,6 +9,14 @@ from guidevane_api.limits import MAX_TOKENS, ApiModel, Percent
 from guidevane_api.schema import SET, Later, Milliseconds, Rule, Seconds, list_map, model_rules
 
 
+class GuardAction(StrEnum):
+    """What the guard of a pod may do at a protection line."""
+
+    OFF = "Off"
+    DRY_RUN = "DryRun"
+    ON = "On"
+
+
 class SLOSpec(ApiModel):
     """What a good answer is. Percentiles are over all pods and the window of retune.windowSeconds."""
 
@@ -25,6 +33,9 @@ class SLOSpec(ApiModel):
     """Protection line: above this share of KV-cache blocks, in percent, concurrency is not raised."""
     admission_reject_rate_max_percent: Percent = 1
     """Share of requests refused because of load, in percent; above it the guard takes steps back."""
+    guard: GuardAction = GuardAction.DRY_RUN
+    """What each pod's guard does when a line above is breached: Off, DryRun (it only tells) or On (it gives way within
+    seconds, and the tuner waits meanwhile)."""
     objective_percent: Annotated[Percent, Later("SLO objectives")] = 95
     """Share of good windows, in percent, over objectiveWindow."""
     objective_window: Annotated[

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from guidevane_api.conditions import EventReason
-from guidevane_api.spec_control import RetuneMode
+from guidevane_api.spec_control import GuardAction
 from guidevane_api.status import MetricsState
 from guidevane_operator.events import EventRecorder
 from guidevane_operator.kube import ServiceKey
@@ -90,7 +90,7 @@ class Observer:
         reason = record.guard.look(known_value(signals.guard_level), self.clock())
         if reason is None:
             return
-        acts = record.spec is not None and record.spec.retune.mode is RetuneMode.AUTO
+        acts = record.spec is not None and record.spec.slo.guard is GuardAction.ON
         meaning = "the tuner waits until it is back at 0" if acts else "a dry run, so nothing is changed"
         gave_way = reason is EventReason.GUARD_GAVE_WAY
         note = f"{guard_words(signals)}; {meaning}" if gave_way else "the guards of all pods are back at level 0"

@@ -43,7 +43,7 @@ class PodShape:
     """Positions of the model; unbounded, as limits bound it anyway."""
     tenants: TenantPolicy = EQUAL_TERMS
     itl_target_s: float | None = None
-    """Prefill beside decodes is cut to it. None: it is not."""
+    """Prefill beside decodes is cut to it. None: to the guard's ITL line, if it may act."""
     short_reserve: float = SHORT_RESERVE
     is_static: bool = False
     """Static batching, for comparison only: a batch comes in when the last one has ended, and nothing in between."""
@@ -52,6 +52,13 @@ class PodShape:
     """Let in whatever fits now, for comparison only: no output is expected to get longer, so growth preempts."""
     guard: GuardConfig | None = None
     """None: it is off."""
+
+    @property
+    def target_s(self) -> float | None:
+        """What steps are kept to, as in the server."""
+        if self.itl_target_s is not None:
+            return self.itl_target_s
+        return self.guard.itl_target_s if self.guard else None
 
 
 class NoGrowth(OutputForecast):
@@ -85,7 +92,7 @@ class SimPod:
         )
         self._terms = SetTenants(shape.tenants, epoch=1)
         self.scheduler.set_tenants(self._terms)
-        self.scheduler.set_targets(SetTargets(shape.itl_target_s))
+        self.scheduler.set_targets(SetTargets(shape.target_s))
         self.door = AdmissionGate(limits=lambda: self.limits, clock=clock, policy=lambda: self._terms.policy)
         self.door.engine_ready(Capacity(shape.num_blocks, shape.block_size), load_s=0.0)
         self.guard = PodGuard(Guard(shape.guard)) if shape.guard else None

@@ -8,7 +8,7 @@ from typing import Any
 from guidevane_api.limits import ApiModel, SchedulerLimits
 from guidevane_api.llmservice import RESTART_ANNOTATION, REVISION_LABEL, LLMServiceSpec
 from guidevane_api.pod_files import GuardMode, ProtectionLines
-from guidevane_api.spec_control import RetuneMode
+from guidevane_api.spec_control import GuardAction
 from guidevane_api.spec_pod import PDBMode
 from guidevane_operator.children.context import LIMITS_FILE, SLO_FILE, TENANTS_FILE, TOKEN_KEY, RenderContext
 from guidevane_operator.children.pod import pod_spec
@@ -17,11 +17,11 @@ from guidevane_operator.limits_plan import outgoing
 
 PDB_KIND = "PodDisruptionBudget"
 GUARD_MODES = {
-    RetuneMode.OFF: GuardMode.OFF,
-    RetuneMode.OBSERVE: GuardMode.DRY_RUN,
-    RetuneMode.AUTO: GuardMode.ON,
+    GuardAction.OFF: GuardMode.OFF,
+    GuardAction.DRY_RUN: GuardMode.DRY_RUN,
+    GuardAction.ON: GuardMode.ON,
 }
-"""What the guard may do, as far as the tuner above it may: with Off nobody moves what a person has set."""
+"""By spec.slo.guard."""
 
 
 def render(context: RenderContext) -> list[Manifest]:
@@ -69,7 +69,7 @@ def protection_of(spec: LLMServiceSpec) -> ProtectionLines:
     """What the pods' guards protect."""
     slo = spec.slo
     return ProtectionLines(
-        mode=GUARD_MODES[spec.retune.mode],
+        mode=GUARD_MODES[slo.guard],
         ttft_p95_milliseconds=slo.ttft_p95_milliseconds,
         itl_p95_milliseconds=slo.itl_p95_milliseconds,
         queue_wait_p95_milliseconds=slo.queue_wait_p95_milliseconds,

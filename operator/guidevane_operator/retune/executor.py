@@ -9,7 +9,7 @@ from guidevane_api.admin import LimitsSource
 from guidevane_api.conditions import EventReason
 from guidevane_api.limits import PartialLimits
 from guidevane_api.llmservice import LLMServiceSpec
-from guidevane_api.spec_control import RetuneMode
+from guidevane_api.spec_control import GuardAction, RetuneMode
 from guidevane_api.status import MAX_HISTORY, RetuneMove, RetuneState, RetuneStatus, Verdict
 from guidevane_operator.admin_client import AdminClient
 from guidevane_operator.events import EventRecorder
@@ -106,7 +106,7 @@ class Tuner:
             previous_rule=record.tuner.previous_rule,
             in_sync=len(record.pods_in_sync()) == len(record.ready_pods()),
             rollout=len(revisions) > 1,
-            guard_may_act=spec.retune.mode is RetuneMode.AUTO,
+            guard_may_act=spec.slo.guard is GuardAction.ON,
         )
 
     def _remember_start(self, record: ServiceRecord, spec: LLMServiceSpec) -> None:

@@ -153,4 +153,4 @@ class Snapshot:
     rollout: bool = False
     """Pods of two revisions are alive."""
     guard_may_act: bool = True
-    """The guards' levels count: in a dry run (mode Observe) they move nothing, so that the tuner may look past them."""
+    """The guards' levels count: in a dry run they move nothing, so that the tuner may look past them."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ from guidevane_operator.retune.setup import bounds_of, policy_of, targets_of
 from guidevane_operator.retune.snapshot import (
     Decision,
     Direction,
+    Hold,
     HoldReason,
     LastMove,
     Move,
@@ -34,6 +36,8 @@ from guidevane_operator.retune.snapshot import (
     limit_field,
 )
 from guidevane_operator.signals import Known, Signal, Signals
+from guidevane_runtime.core.guard import GuardConfig
+from guidevane_runtime.core.guard_steps import Line
 
 SLO_ITL_MS = 80
 SPEC = LLMServiceSpec.model_validate({"model": {"uri": "file:///model"}, "slo": {"itlP95Milliseconds": SLO_ITL_MS}})
@@ -51,6 +55,7 @@ class Look:
 
     now_s: float
     itl_p95_ms: float | None
+    guard_level: float | None
     decision: Decision
 
 
@@ -70,7 +75,7 @@ class TunerController:
             return None
         signals = signals_of(self._window)
         decision = decide(self._snapshot(sample, signals))
-        self.looks.append(Look(sample.now_s, value_of(signals.itl_p95_ms), decision))
+        self.looks.append(Look(sample.now_s, value_of(signals.itl_p95_ms), value_of(signals.guard_level), decision))
         if not isinstance(decision, Move):
             self._previous_rule = decision.rule
             return None
@@ -115,6 +120,7 @@ def signals_of(window: Sequence[Sequence[PodSample | None]]) -> Signals:
         ttft_p95_ms=p95_of([pod.meter.ttft for pods in seen for pod in pods]),
         itl_p95_ms=p95_of([pod.meter.itl for pods in seen for pod in pods]),
         queue_wait_p95_ms=p95_of([pod.meter.queue_wait for pods in seen for pod in pods]),
+        guard_level=Known(max(pod.guard_level for pod in now)),
     )
 
 
@@ -151,10 +157,15 @@ def numbered(rows: Sequence[tuple[float, int, int]]) -> list[LoadRequest]:
     return [LoadRequest(number, *row) for number, row in enumerate(rows)]
 
 
-def run(requests: Sequence[LoadRequest], *, faults: tuple[Fault, ...] = ()) -> TunerController:
+ITL_GUARD = GuardConfig({Line.ITL: float(SLO_ITL_MS)})
+
+
+def run(requests: Sequence[LoadRequest], *, faults: tuple[Fault, ...] = (), **shape: Any) -> TunerController:
+    """shape: fields of PodShape."""
     controller = TunerController()
     limits = SchedulerLimits.resolve(SPEC.limits, SPEC.envelope)
-    Fleet(FleetSpec(PodShape(limits, 8192), COSTS, faults=faults, scrape_interval_s=SCRAPE_S), controller).run(requests)
+    pods = PodShape(limits, 8192, **shape)
+    Fleet(FleetSpec(pods, COSTS, faults=faults, scrape_interval_s=SCRAPE_S), controller).run(requests)
     return controller
 
 
@@ -205,6 +216,21 @@ def test_tuner_holds_while_metrics_are_missing_and_acts_when_they_are_back() -> 
     assert {decision.reason for decision in during if not isinstance(decision, Move)} == {HoldReason.METRICS_UNKNOWN}
     assert not any(isinstance(decision, Move) for decision in during)
     assert blind.moves and blind.moves[0][0] > gap.at_s + gap.duration_s
+
+
+def test_tuner_holds_while_the_guard_acts() -> None:
+    # So wide a target cuts no prefill: the line is the guard's alone to hold.
+    guarded = run(breach(), guard=ITL_GUARD, itl_target_s=10.0)
+    acting = [look.decision for look in guarded.looks if look.guard_level]
+    assert len(acting) > 5
+    assert {decision.reason for decision in acting if isinstance(decision, Hold)} == {HoldReason.GUARD_ACTS}
+    assert not any(isinstance(decision, Move) for decision in acting)
+
+
+def test_guard_and_tuner_have_nothing_to_do_where_prefill_is_cut_to_the_itl_line() -> None:
+    kept = run(breach(), guard=ITL_GUARD)
+    assert not any(look.guard_level for look in kept.looks)
+    assert kept.moves == []
 
 
 def test_same_load_gives_the_same_looks(breached: TunerController) -> None:

@@ -101,7 +101,7 @@ async def test_auto_moves_one_knob_and_status_says_why(cluster: Any) -> None:
 
 async def test_the_tuner_waits_while_the_guard_acts_and_both_ends_of_that_are_told(cluster: Any) -> None:
     await cluster.start_operator()
-    await cluster.add_service(retune=FAST | {"mode": "Auto"}, monitoring=MONITORING)
+    await cluster.add_service(retune=FAST | {"mode": "Auto"}, monitoring=MONITORING, slo={"guard": "On"})
     await cluster.until(cluster.deployment)
     await cluster.add_pod("chat-0")
     cluster.prometheus.pods, cluster.prometheus.over = ("chat-0",), ("itl_p95_ms",)
@@ -124,7 +124,7 @@ async def test_the_tuner_waits_while_the_guard_acts_and_both_ends_of_that_are_to
 
 async def test_a_level_that_pods_do_not_say_moves_nothing(cluster: Any) -> None:
     await cluster.start_operator()
-    await cluster.add_service(retune=FAST | {"mode": "Auto"}, monitoring=MONITORING)
+    await cluster.add_service(retune=FAST | {"mode": "Auto"}, monitoring=MONITORING, slo={"guard": "On"})
     await cluster.until(cluster.deployment)
     await cluster.add_pod("chat-0")
     cluster.prometheus.pods = ("chat-0",)

@@ -58,8 +58,7 @@ async def test_no_change_of_tenancy_or_slo_touches_the_pod_template(cluster: Any
     await cluster.until(lambda: digests(cluster) == {"gold": (digest(KEY),)})
     await cluster.add_service(tenancy={"tenants": [GOLD | {"weight": 7}], "classes": {"interactive": 4}})
     await cluster.until(lambda: told(cluster).classes.interactive == 4 and told(cluster).tenants[0].weight == 7)
-    slo = {"itlP95Milliseconds": 77}
-    await cluster.add_service(slo=slo, retune={"mode": "Auto"})
+    await cluster.add_service(slo={"itlP95Milliseconds": 77, "guard": "On"})
 
     def lines() -> dict[str, Any]:
         return dict(json.loads(cluster.api.find("v1/configmaps", "chat-limits")["data"]["slo.json"]))

@@ -101,16 +101,16 @@ def test_every_child_is_owned_by_the_service_and_in_its_namespace() -> None:
 
 def test_the_lines_of_the_slo_lie_beside_the_limits_with_what_the_guard_may_do() -> None:
     found = {
-        mode: json.loads(child("ConfigMap", slo={"itlP95Milliseconds": 99}, retune={"mode": mode})["data"]["slo.json"])
-        for mode in ("Off", "Observe", "Auto")
+        mode: json.loads(child("ConfigMap", slo={"itlP95Milliseconds": 99, "guard": mode})["data"]["slo.json"])
+        for mode in ("Off", "DryRun", "On")
     }
     assert {mode: lines.pop("mode") for mode, lines in found.items()} == {
         "Off": "off",
-        "Observe": "dry-run",
-        "Auto": "on",
+        "DryRun": "dry-run",
+        "On": "on",
     }
     assert (
-        found["Auto"]
+        found["On"]
         == found["Off"]
         == {
             "ttftP95Milliseconds": 1500,
