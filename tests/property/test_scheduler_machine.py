@@ -226,7 +226,7 @@ class SchedulerMachine(Machine):
     def check_blocks(self) -> None:
         """I1, I2: a block is free, or in as many tables as it says; what is in several is full and can be found."""
         pool, live = self.pool, self.scheduler._live.values()
-        tables = [request.blocks for request in live] + self.scheduler._fenced
+        tables = [request.blocks for request in live] + self.scheduler._in_flight.fenced
         held = Counter(block_id for table in tables for block_id in table.block_ids)
         assert all(pool.num_refs(block_id) == held[block_id] for block_id in range(pool.num_blocks + 1))
         free = [*pool._blank, *pool._cached]
@@ -250,7 +250,7 @@ class SchedulerMachine(Machine):
     @invariant()
     def blocks_and_requests_are_consistent(self) -> None:
         self.check_blocks()
-        assert not self.scheduler._fenced
+        assert not self.scheduler._in_flight.fenced
         for request in self.scheduler._live.values():
             # I5
             assert 0 <= request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.admission import MemoryGate, OutputForecast, SeqSlots, kv_limit_blocks, refusal
-from guidevane_runtime.core.block_pool import BlockPool, BlockTable
+from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.budget import SHORT_RESERVE, PrefillLanes, ShortOnly, StepPlan, StepTokens, UnspentStep
 from guidevane_runtime.core.constraints import PlanConstraint
+from guidevane_runtime.core.fence import StepInFlight
 from guidevane_runtime.core.grammar import GrammarState
 from guidevane_runtime.core.limits import LimitsState, use_of_limits
 from guidevane_runtime.core.line import Line
@@ -70,8 +71,7 @@ class Scheduler:
         self._deadlines = Line(lambda request: (deadline_of(request),))
         self._running: dict[str, Request] = {}
         self._live: dict[str, Request] = {}
-        self._in_flight: frozenset[str] = frozenset()
-        self._fenced: list[BlockTable] = []
+        self._in_flight = StepInFlight()
         self._outputs = Outputs()
         self._forecast = forecast or OutputForecast()
         self._itl_slack = ItlSlack()
@@ -129,7 +129,7 @@ class Scheduler:
 
         Whatever is left over may go to draft tokens.
         """
-        assert not self._in_flight, "a step was planned before the last one was applied"
+        assert not self._in_flight.is_on, "a step was planned before the last one was applied"
         self._expire(now_s)
         self._line_up_compiled()
         step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
@@ -154,9 +154,7 @@ class Scheduler:
                     self._take_in_verified(request, num_drafts[seq.request_id], drawn)
                 else:
                     self._take_in(request, len(seq.token_ids), sampled)
-        self._in_flight = frozenset()
-        while self._fenced:
-            self._fenced.pop().release()
+        self._in_flight.end()
 
     def note_step_time(self, load: StepLoad, took_s: float) -> None:
         """Learn from a step that was planned, run and applied what the next ones will take."""
@@ -258,11 +256,8 @@ class Scheduler:
         for request in self._waiting.overdue(now_s - self.limits.target.waiting_timeout_milliseconds / 1000):
             self._end(request, Stop(FinishReason.TIMEOUT))
         while (due := self._deadlines.first) and deadline_of(due) <= now_s:
-            late_s, num_tokens = now_s - deadline_of(due), due.num_output_tokens
-            why = (
-                f"the deadline passed {late_s:.3f} s ago, after {num_tokens} tokens; ask for fewer or give it more time"
-            )
-            self._end(due, Stop(FinishReason.TIMEOUT), error=why)
+            late = f"the deadline passed {now_s - deadline_of(due):.3f} s ago, after {due.num_output_tokens} tokens"
+            self._end(due, Stop(FinishReason.TIMEOUT), error=f"{late}; ask for fewer or give it more time")
 
     def _line_up_compiled(self) -> None:
         for request, why in self._waiting.line_up_compiled().items():
@@ -354,7 +349,7 @@ class Scheduler:
 
     def _seal(self, step: StepPlan) -> ScheduledBatch:
         batch = step.seal(self.limits.epoch)
-        self._in_flight = frozenset(seq.request_id for seq in batch.seqs)
+        self._in_flight.begin(batch)
         self._num_steps += bool(batch.seqs)
         self._num_recomputed_tokens += step.num_recomputed_tokens
         return batch
@@ -399,16 +394,10 @@ class Scheduler:
             del self._running[request.request_id]
         del self._live[request.request_id]
         self._deadlines.discard(request)
-        self._waiting.settle(request, is_in_flight=request.request_id in self._in_flight and sampled is None)
+        is_in_flight = sampled is None and self._in_flight.works_on(request.request_id)
+        self._waiting.settle(request, is_in_flight=is_in_flight)
         request.move_to(STATE_AFTER[stop.reason])
-        self._free_blocks(request, still_read=request.request_id in self._in_flight and sampled is None)
+        self._in_flight.release(request.blocks, still_read=is_in_flight)
         if stop.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._forecast.record(request.num_output_tokens)
         self._outputs.add(request, sampled=sampled, stop=stop, error=error)
-
-    def _free_blocks(self, request: Request, *, still_read: bool) -> None:
-        """Blocks that a step in flight reads or writes are fenced until it is applied."""
-        if still_read:
-            self._fenced.append(request.blocks.detach())
-        else:
-            request.blocks.release()
