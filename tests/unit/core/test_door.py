@@ -67,12 +67,25 @@ def test_draining_says_how_long_it_takes() -> None:
     house.gate.drain(house.now_s + 12.5)
     found = refusal(house.enter)
     assert (found.reason, found.wait_s) == (Rejection.DRAINING, 12.5)
+    assert found.message == str(found) == "the server is shutting down; send this to another replica"
 
 
 def test_without_an_engine_nobody_comes_in() -> None:
     house = House()
     house.gate.engine_lost()
-    assert refusal(house.enter).reason is Rejection.NOT_READY
+    found = refusal(house.enter)
+    assert found.reason is Rejection.NOT_READY
+    assert str(found) == "the engine is not ready: the model is being loaded"
+
+
+def test_a_first_load_is_expected_to_take_as_long_again_as_it_has_taken_and_then_nothing() -> None:
+    now_s = 100.0
+    gate = AdmissionGate(limits=SchedulerLimits, clock=lambda: now_s)
+    waits_s = [gate.load_wait_s]
+    now_s = 103.0
+    waits_s.append(gate.load_wait_s)
+    gate.engine_ready(Capacity(10, 16), load_s=3.0)
+    assert [*waits_s, gate.load_wait_s] == [0.0, 3.0, 0.0]
 
 
 @pytest.mark.parametrize(("elapsed_s", "wait_s"), [(0.0, 10.0), (4.0, 6.0), (9.0, 9.0), (30.0, 30.0)])
@@ -213,6 +226,7 @@ def test_a_tenant_that_is_not_listed_has_no_cap() -> None:
         (99, None, None),
         (90, 11, Rejection.CONTEXT_LENGTH),
         (100, None, Rejection.CONTEXT_LENGTH),
+        (50, 50, None),
         (10, 51, Rejection.VALIDATION),
     ],
 )
@@ -226,6 +240,41 @@ def test_a_request_must_fit_the_context(num_prompt: int, max_tokens: int | None,
         check()
     else:
         assert refusal(check).reason is reason
+
+
+@pytest.mark.parametrize(("max_tokens", "asked", "together"), [(20, 20, 110), (None, 1, 91)])
+def test_what_does_not_fit_the_context_is_told_with_the_sum(max_tokens: int | None, asked: int, together: int) -> None:
+    house = House(max_model_len=90)
+    assert str(refusal(lambda: house.gate.check_prompt(90, max_tokens))) == (
+        f"the prompt has 90 tokens and asks for {asked} more, {together} together, "
+        "above the context length 90; shorten the prompt or lower max_tokens"
+    )
+
+
+def test_a_prompt_at_its_own_limit_comes_in_and_one_above_is_told_what_to_do() -> None:
+    house = House(max_prompt_tokens=40)
+    house.gate.check_prompt(40, 1)
+    found = str(refusal(lambda: house.gate.check_prompt(41, 1)))
+    assert found == "the prompt has 41 tokens, limits.maxPromptTokens is 40; shorten the prompt"
+
+
+def test_a_request_that_asks_for_too_much_output_takes_no_place() -> None:
+    house = House(max_output_tokens=50)
+    assert refusal(lambda: house.gate.admit(HERE, 10, 51)).reason is Rejection.VALIDATION
+    assert house.gate.num_live == 0
+
+
+def test_of_those_inside_only_the_ones_that_do_not_run_wait() -> None:
+    house = House(max_num_seqs=2, max_queued_requests=3)
+    house.enter(count=5)
+    house.gate.observe(Reported(num_running=2, num_waiting=3))
+    assert str(refusal(house.enter)).startswith("3 requests wait, this asks for 1 more")
+
+
+def test_a_lease_for_each_prompt_is_charged_or_none() -> None:
+    house = House()
+    with pytest.raises(ValueError, match="zip"):
+        house.gate.charge(house.enter(count=2), (1, 2, 3))
 
 
 def test_the_client_reads_its_own_name_of_max_tokens() -> None:
