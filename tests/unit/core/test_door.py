@@ -180,6 +180,24 @@ def test_a_hog_leaves_the_last_tenth_of_the_places_to_tenants_below_their_share(
     assert house.gate.num_live == 100
 
 
+def test_the_last_tenth_is_rounded_down_and_a_tenant_that_is_not_listed_weighs_one() -> None:
+    house = House(TenantTerms("a"), max_num_seqs=10, max_queued_requests=5)
+    house.enter(A, count=6)
+    house.enter(Standing(arrival_s=100.0, tenant="x"), count=8)
+    assert refusal(lambda: house.enter(Standing(arrival_s=100.0, tenant="x"))).reason is Rejection.QUEUE_FULL
+    house.enter(A)
+
+
+def test_a_tenant_by_itself_has_all_tokens_and_with_another_one_in_sight_not_the_last_tenth() -> None:
+    house = House(TenantTerms("a"), max_queued_tokens=1000)
+    leases = [house.wait(500, A), house.wait(500, A)]
+    for lease in leases:
+        lease.release()
+    house.wait(400, A)
+    found = refusal(lambda: house.wait(550, Standing(arrival_s=100.0, tenant="x")))
+    assert found.reason is Rejection.QUEUED_TOKENS
+
+
 def test_a_tenant_by_itself_has_all_places() -> None:
     house = House(TenantTerms("a"), max_num_seqs=20, max_queued_requests=80)
     house.enter(A, 100)
@@ -437,6 +455,17 @@ def test_other_class_and_other_tenants_stand_in_the_way_by_their_share_only(meas
     measured.wait(500, due(2.6, "a"))
 
 
+@pytest.mark.parametrize(("tenant", "other", "missed_s", "kept_s"), [("x", "y", 1.4, 1.6), ("b", "a", 1.1, 1.25)])
+def test_its_share_is_by_weight_and_a_tenant_that_is_not_listed_weighs_one(
+    measured: House, tenant: str, other: str, missed_s: float, kept_s: float
+) -> None:
+    """500 tokens of its own before it at a half, or three quarters, of 1,000 tokens/s, and its own 500."""
+    measured.wait(50_000, Standing(0.0, other))
+    measured.wait(500, due(0.6, tenant))
+    assert refusal(lambda: measured.wait(500, due(missed_s, tenant))).reason is Rejection.DEADLINE_UNREACHABLE
+    measured.wait(500, due(kept_s, tenant))
+
+
 def test_a_request_is_compared_with_a_bounded_number_of_those_before_it(measured: House) -> None:
     measured.change(max_queued_requests=10_000)
     for _ in range(MAX_LOOKED_AT + 1000):
@@ -483,7 +512,10 @@ def test_a_pause_does_not_slow_the_pace() -> None:
     house = House(max_num_seqs=1, max_queued_requests=1)
     house.learn_ends(0.1)
     house.now_s += 3600
-    house.learn_ends(0.1)
+    (lease,) = house.enter()
+    lease.start()
+    house.now_s += 0.1
+    lease.release()
     house.enter(count=2)
     assert refusal(house.enter).wait_s == pytest.approx(0.1, rel=0.01)
 
