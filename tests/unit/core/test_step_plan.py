@@ -64,6 +64,28 @@ def test_what_is_short_is_told_with_what_others_take_of_it(planned, asked, hold,
     assert short_of_tokens(step, asked)._replace(sentence="") == Held(hold, "", value, bound)
 
 
+class Slack:
+    """Prefills have all the time that they have had."""
+
+    expected_s, aim_s = 0.05, 0.045
+
+    def affordable(self, start: int, num_tokens: int) -> int:
+        return 0
+
+    def spend(self, start: int, num_tokens: int) -> None:
+        """It is spent already."""
+
+
+@pytest.mark.parametrize(("num_planned", "is_cut"), [(11, True), (12, False)])
+def test_a_prefill_is_cut_by_the_time_while_the_budgets_have_a_token_left(num_planned: int, is_cut: bool) -> None:
+    step, prefill = StepPlan(1, 0.0, LIMITS), make("prefill", 30)
+    step.add(prefill, num_planned)
+    step.budget.slack = Slack()
+    held = short_of_tokens(step, Hold.PREFILL_BUDGET)
+    assert (step.is_cut_by_slack(prefill), held.hold is Hold.ITL_SLACK) == (is_cut, is_cut)
+    assert step.slack_sentence == "the step is expected to take 50.0 ms, 45.0 ms keep the ITL target"
+
+
 def test_a_victim_that_was_not_planned_gives_nothing_back() -> None:
     step = StepPlan(1, 0.0, LIMITS)
     step.drop(make("decode", 1))
