@@ -52,6 +52,17 @@ def test_an_engine_that_would_idle_takes_offline_work_one_by_one(make_rig: Any) 
     assert rig.first_step("offline1") > rig.first_step("offline0")
 
 
+def test_of_tenants_in_a_pause_the_least_served_is_first_in_an_engine_that_would_idle(make_rig: Any) -> None:
+    rig = make_rig(max_num_seqs=1)
+    submit(rig, "live", tenant="a")
+    rig.run_to_end()
+    pause(rig, True, 1)
+    submit(rig, "offline0", tenant="a")
+    submit(rig, "offline1", tenant="b")
+    rig.step()
+    assert rig.running() == {"offline1"}
+
+
 def test_interactive_work_goes_first_in_an_engine_that_would_idle(make_rig: Any) -> None:
     rig = make_rig(max_num_seqs=1)
     pause(rig, True, 1)
