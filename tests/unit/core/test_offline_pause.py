@@ -97,6 +97,7 @@ def test_explain_says_that_a_request_is_held_by_the_pause_and_by_nothing_else(ma
     pause(rig, True, 1)
     (found,) = explain(rig.scheduler, ["offline"], rig.now_s)
     assert (found.hold, found.position) == (Hold.OFFLINE_PAUSED, 1)
+    assert found.why == "the guard holds offline work back while anything runs"
     pause(rig, False, 2)
     (found,) = explain(rig.scheduler, ["offline"], rig.now_s)
     assert found.hold is Hold.NOTHING
