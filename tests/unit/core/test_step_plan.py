@@ -67,7 +67,7 @@ def test_what_is_short_is_told_with_what_others_take_of_it(planned, asked, hold,
 class Slack:
     """Prefills have all the time that they have had."""
 
-    expected_s, aim_s = 0.05, 0.045
+    expected_s, aim_s = 5.0, 4.5
 
     def affordable(self, start: int, num_tokens: int) -> int:
         return 0
@@ -83,7 +83,7 @@ def test_a_prefill_is_cut_by_the_time_while_the_budgets_have_a_token_left(num_pl
     step.budget.slack = Slack()
     held = short_of_tokens(step, Hold.PREFILL_BUDGET)
     assert (step.is_cut_by_slack(prefill), held.hold is Hold.ITL_SLACK) == (is_cut, is_cut)
-    assert step.slack_sentence == "the step is expected to take 50.0 ms, 45.0 ms keep the ITL target"
+    assert step.slack_sentence == "the step is expected to take 5000.0 ms, 4500.0 ms keep the ITL target"
 
 
 def test_a_victim_that_was_not_planned_gives_nothing_back() -> None:
