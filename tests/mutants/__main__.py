@@ -23,7 +23,11 @@ SURVIVORS = STAGE / "survivors.md"
 REASONS = REPO / "docs/mutants.md"
 CORE = Path("guidevane_runtime/core")
 METAS = STAGE / "mutants" / CORE
-HEADLINE = {"block_pool.py", "prefix_cache.py", "scheduler.py", "budget.py", "admission.py"}
+HEADLINE = {
+    *("block_pool.py", "prefix_cache.py"),
+    *("scheduler.py", "budget.py", "preemption.py", "outputs.py"),
+    *("admission.py", "rules.py", "constraints.py", "door.py", "leases.py"),
+}
 """Pool, scheduler and admission: the files that `LEAST_KILLED` is about."""
 LEAST_KILLED = 0.9
 VERDICTS = {0: "survived", 1: "killed", 3: "killed", 33: "survived", 36: "timeout", -24: "timeout"}

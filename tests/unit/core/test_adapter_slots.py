@@ -120,11 +120,26 @@ def test_an_adapter_that_gives_way_is_told_so_and_only_the_longest_seated_does(m
     submit(rig, "x1", "x")
     submit(rig, "y1", "y")
     assert told(rig, "x1").why == "its adapter gives way to one that has waited for longer"
+    assert told(rig, "x1").hold is Hold.ADAPTER_SLOTS
     rig.step()
     assert rig.running() == {"x0", "y0", "y1"}
     rig.scheduler.abort("x0", AbortCause.CANCELLED)
     rig.step()
     assert "z0" in rig.running() and told(rig, "x1").hold is Hold.ADAPTER_SLOTS
+
+
+def test_as_many_adapters_give_way_as_others_have_waited_for_too_long(make_rig) -> None:
+    rig = slots_rig(make_rig, 2)
+    for name in "xy":
+        submit(rig, f"{name}0", name, max_tokens=500)
+        rig.step()
+    for name in "vw":
+        submit(rig, f"{name}0", name)
+    rig.now_s += ADAPTER_PATIENCE_S
+    for name in "xy":
+        submit(rig, f"{name}1", name)
+    rig.step()
+    assert rig.running() == {"x0", "y0"}
 
 
 @pytest.mark.parametrize("end", ["preempted", "aborted", "finished"])

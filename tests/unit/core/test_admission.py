@@ -88,6 +88,24 @@ def test_the_peak_is_when_the_shorter_one_ends() -> None:
         assert (MemoryGate(BlockPool(100, 1), limits, forecast, [old]).held(new) is None) == fits
 
 
+@pytest.mark.parametrize(("num_preemptions", "fits"), [(2, True), (3, False)])
+def test_from_the_third_preemption_on_the_peak_is_of_all_that_could_ever_be_needed(
+    num_preemptions: int, fits: bool
+) -> None:
+    """40 + 1 tokens are expected of `old` by four times the forecast; 41 and 6 could be needed."""
+    pool, forecast = BlockPool(100, 1), OutputForecast()
+    for num_tokens in (10, 50):
+        forecast.record(num_tokens)
+    params = SamplingParams(max_tokens=500, seed=0)
+    old, new = (
+        Request(Submit(name, (1,), params, arrival_s=0.0), max_num_tokens=bound, blocks=pool.table())
+        for name, bound in (("old", 41), ("new", 6))
+    )
+    new.num_preemptions = num_preemptions
+    limits = SchedulerLimits(kv_cache_utilization_limit_percent=41)
+    assert (MemoryGate(pool, limits, forecast, [old]).held(new) is None) == fits
+
+
 LENGTHS = st.tuples(st.integers(0, 500), st.integers(1, 500))
 
 

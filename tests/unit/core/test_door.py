@@ -67,12 +67,25 @@ def test_draining_says_how_long_it_takes() -> None:
     house.gate.drain(house.now_s + 12.5)
     found = refusal(house.enter)
     assert (found.reason, found.wait_s) == (Rejection.DRAINING, 12.5)
+    assert found.message == str(found) == "the server is shutting down; send this to another replica"
 
 
 def test_without_an_engine_nobody_comes_in() -> None:
     house = House()
     house.gate.engine_lost()
-    assert refusal(house.enter).reason is Rejection.NOT_READY
+    found = refusal(house.enter)
+    assert found.reason is Rejection.NOT_READY
+    assert str(found) == "the engine is not ready: the model is being loaded"
+
+
+def test_a_first_load_is_expected_to_take_as_long_again_as_it_has_taken_and_then_nothing() -> None:
+    now_s = 100.0
+    gate = AdmissionGate(limits=SchedulerLimits, clock=lambda: now_s)
+    waits_s = [gate.load_wait_s]
+    now_s = 103.0
+    waits_s.append(gate.load_wait_s)
+    gate.engine_ready(Capacity(10, 16), load_s=3.0)
+    assert [*waits_s, gate.load_wait_s] == [0.0, 3.0, 0.0]
 
 
 @pytest.mark.parametrize(("elapsed_s", "wait_s"), [(0.0, 10.0), (4.0, 6.0), (9.0, 9.0), (30.0, 30.0)])
@@ -167,6 +180,24 @@ def test_a_hog_leaves_the_last_tenth_of_the_places_to_tenants_below_their_share(
     assert house.gate.num_live == 100
 
 
+def test_the_last_tenth_is_rounded_down_and_a_tenant_that_is_not_listed_weighs_one() -> None:
+    house = House(TenantTerms("a"), max_num_seqs=10, max_queued_requests=5)
+    house.enter(A, count=6)
+    house.enter(Standing(arrival_s=100.0, tenant="x"), count=8)
+    assert refusal(lambda: house.enter(Standing(arrival_s=100.0, tenant="x"))).reason is Rejection.QUEUE_FULL
+    house.enter(A)
+
+
+def test_a_tenant_by_itself_has_all_tokens_and_with_another_one_in_sight_not_the_last_tenth() -> None:
+    house = House(TenantTerms("a"), max_queued_tokens=1000)
+    leases = [house.wait(500, A), house.wait(500, A)]
+    for lease in leases:
+        lease.release()
+    house.wait(400, A)
+    found = refusal(lambda: house.wait(550, Standing(arrival_s=100.0, tenant="x")))
+    assert found.reason is Rejection.QUEUED_TOKENS
+
+
 def test_a_tenant_by_itself_has_all_places() -> None:
     house = House(TenantTerms("a"), max_num_seqs=20, max_queued_requests=80)
     house.enter(A, 100)
@@ -213,6 +244,7 @@ def test_a_tenant_that_is_not_listed_has_no_cap() -> None:
         (99, None, None),
         (90, 11, Rejection.CONTEXT_LENGTH),
         (100, None, Rejection.CONTEXT_LENGTH),
+        (50, 50, None),
         (10, 51, Rejection.VALIDATION),
     ],
 )
@@ -226,6 +258,41 @@ def test_a_request_must_fit_the_context(num_prompt: int, max_tokens: int | None,
         check()
     else:
         assert refusal(check).reason is reason
+
+
+@pytest.mark.parametrize(("max_tokens", "asked", "together"), [(20, 20, 110), (None, 1, 91)])
+def test_what_does_not_fit_the_context_is_told_with_the_sum(max_tokens: int | None, asked: int, together: int) -> None:
+    house = House(max_model_len=90)
+    assert str(refusal(lambda: house.gate.check_prompt(90, max_tokens))) == (
+        f"the prompt has 90 tokens and asks for {asked} more, {together} together, "
+        "above the context length 90; shorten the prompt or lower max_tokens"
+    )
+
+
+def test_a_prompt_at_its_own_limit_comes_in_and_one_above_is_told_what_to_do() -> None:
+    house = House(max_prompt_tokens=40)
+    house.gate.check_prompt(40, 1)
+    found = str(refusal(lambda: house.gate.check_prompt(41, 1)))
+    assert found == "the prompt has 41 tokens, limits.maxPromptTokens is 40; shorten the prompt"
+
+
+def test_a_request_that_asks_for_too_much_output_takes_no_place() -> None:
+    house = House(max_output_tokens=50)
+    assert refusal(lambda: house.gate.admit(HERE, 10, 51)).reason is Rejection.VALIDATION
+    assert house.gate.num_live == 0
+
+
+def test_of_those_inside_only_the_ones_that_do_not_run_wait() -> None:
+    house = House(max_num_seqs=2, max_queued_requests=3)
+    house.enter(count=5)
+    house.gate.observe(Reported(num_running=2, num_waiting=3))
+    assert str(refusal(house.enter)).startswith("3 requests wait, this asks for 1 more")
+
+
+def test_a_lease_for_each_prompt_is_charged_or_none() -> None:
+    house = House()
+    with pytest.raises(ValueError, match="zip"):
+        house.gate.charge(house.enter(count=2), (1, 2, 3))
 
 
 def test_the_client_reads_its_own_name_of_max_tokens() -> None:
@@ -388,6 +455,17 @@ def test_other_class_and_other_tenants_stand_in_the_way_by_their_share_only(meas
     measured.wait(500, due(2.6, "a"))
 
 
+@pytest.mark.parametrize(("tenant", "other", "missed_s", "kept_s"), [("x", "y", 1.4, 1.6), ("b", "a", 1.1, 1.25)])
+def test_its_share_is_by_weight_and_a_tenant_that_is_not_listed_weighs_one(
+    measured: House, tenant: str, other: str, missed_s: float, kept_s: float
+) -> None:
+    """500 tokens of its own before it at a half, or three quarters, of 1,000 tokens/s, and its own 500."""
+    measured.wait(50_000, Standing(0.0, other))
+    measured.wait(500, due(0.6, tenant))
+    assert refusal(lambda: measured.wait(500, due(missed_s, tenant))).reason is Rejection.DEADLINE_UNREACHABLE
+    measured.wait(500, due(kept_s, tenant))
+
+
 def test_a_request_is_compared_with_a_bounded_number_of_those_before_it(measured: House) -> None:
     measured.change(max_queued_requests=10_000)
     for _ in range(MAX_LOOKED_AT + 1000):
@@ -434,7 +512,10 @@ def test_a_pause_does_not_slow_the_pace() -> None:
     house = House(max_num_seqs=1, max_queued_requests=1)
     house.learn_ends(0.1)
     house.now_s += 3600
-    house.learn_ends(0.1)
+    (lease,) = house.enter()
+    lease.start()
+    house.now_s += 0.1
+    lease.release()
     house.enter(count=2)
     assert refusal(house.enter).wait_s == pytest.approx(0.1, rel=0.01)
 

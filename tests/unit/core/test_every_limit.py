@@ -238,10 +238,11 @@ def test_the_one_block_that_every_kv_limit_allows_is_not_above_it(make_rig) -> N
     assert rig.scheduler.effective_limits == rig.scheduler.limits.target
 
 
-def test_the_long_context_threshold_is_reported_at_the_second_longest_in_prefill(make_rig) -> None:
+@pytest.mark.parametrize("lengths", [{"a": 40, "x": 60}, {"a": 40, "x": 60, "z": 20}])
+def test_the_long_context_threshold_is_reported_at_the_second_longest_in_prefill(make_rig, lengths) -> None:
     """The longest may be long: one at a time is what the limit allows."""
     rig = make_rig(prefill_chunk_size=4, max_partial_prefills=4, long_context_threshold_tokens=100)
-    for name, num_prompt_tokens in (("a", 40), ("x", 60), ("z", 20)):
+    for name, num_prompt_tokens in lengths.items():
         rig.submit(name, num_prompt_tokens)
     rig.step()
     rig.set_limits(long_context_threshold_tokens=10)

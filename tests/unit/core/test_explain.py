@@ -94,6 +94,7 @@ def test_all_prefill_lanes_are_taken(make_rig) -> None:
     rig.step()
     rig.submit("b", 40)
     assert held(rig, "b") == (Hold.PREFILL_LANES, 1, 1)
+    assert told(rig, "b").why == "1 prompts are in prefill, limit maxPartialPrefills 1"
 
 
 def test_without_a_slot_it_does_not_matter_that_there_is_no_lane(make_rig) -> None:
@@ -121,6 +122,7 @@ def test_a_long_prompt_waits_for_the_one_in_prefill(make_rig) -> None:
     rig.step()
     rig.submit("b", 30)
     assert held(rig, "b") == (Hold.LONG_PREFILL_LANE, 30, 20)
+    assert told(rig, "b").why == ("a long prompt is in prefill; 30 tokens are above longContextThresholdTokens 20")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,7 @@ def test_after_a_preemption_nobody_comes_in(make_rig) -> None:
         rig.step()
     explanation = told(rig, "b")
     assert (explanation.hold, explanation.num_preemptions) == (Hold.COOL_DOWN, 1)
+    assert explanation.why == "a request was preempted in the last step; nobody comes in in the next one"
 
 
 def test_an_order_to_shrink_cools_down_too(make_rig) -> None:

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from guidevane_runtime.core.tenants import RequestClass, TenantPolicy, TenantTerms, TenantUse, cap_refusal
+from guidevane_api.pod_files import TenantEntry, TenantsFile
+from guidevane_api.spec_traffic import ClassShares
+from guidevane_runtime.core.tenants import RequestClass, TenantPolicy, TenantTerms, TenantUse, cap_refusal, policy_of
 
 TERMS = TenantTerms("acme", max_in_flight=4, max_queued_tokens=100)
 
@@ -30,6 +32,19 @@ def test_a_tenant_that_is_not_listed_has_weight_one_and_no_cap() -> None:
     policy = TenantPolicy((TERMS,))
     assert policy.terms_of("acme") is TERMS
     assert policy.terms_of("other") == TenantTerms("other", 1, None, None)
+
+
+def test_a_tenants_file_sets_weights_caps_and_class_shares() -> None:
+    file = TenantsFile(
+        tenants=(
+            TenantEntry(name="acme", weight=3, max_in_flight=4, max_queued_tokens=100, key_sha256=("0" * 64,)),
+            TenantEntry(name="free"),
+        ),
+        classes=ClassShares(interactive=7, offline=2),
+    )
+    assert policy_of(file) == TenantPolicy(
+        (TenantTerms("acme", 3, 4, 100), TenantTerms("free")), interactive_share=7, offline_share=2
+    )
 
 
 def test_each_class_has_its_share() -> None:

@@ -52,6 +52,17 @@ def test_an_engine_that_would_idle_takes_offline_work_one_by_one(make_rig: Any) 
     assert rig.first_step("offline1") > rig.first_step("offline0")
 
 
+def test_of_tenants_in_a_pause_the_least_served_is_first_in_an_engine_that_would_idle(make_rig: Any) -> None:
+    rig = make_rig(max_num_seqs=1)
+    submit(rig, "live", tenant="a")
+    rig.run_to_end()
+    pause(rig, True, 1)
+    submit(rig, "offline0", tenant="a")
+    submit(rig, "offline1", tenant="b")
+    rig.step()
+    assert rig.running() == {"offline1"}
+
+
 def test_interactive_work_goes_first_in_an_engine_that_would_idle(make_rig: Any) -> None:
     rig = make_rig(max_num_seqs=1)
     pause(rig, True, 1)
@@ -86,6 +97,7 @@ def test_explain_says_that_a_request_is_held_by_the_pause_and_by_nothing_else(ma
     pause(rig, True, 1)
     (found,) = explain(rig.scheduler, ["offline"], rig.now_s)
     assert (found.hold, found.position) == (Hold.OFFLINE_PAUSED, 1)
+    assert found.why == "the guard holds offline work back while anything runs"
     pause(rig, False, 2)
     (found,) = explain(rig.scheduler, ["offline"], rig.now_s)
     assert found.hold is Hold.NOTHING

@@ -170,3 +170,5 @@ def test_a_prompt_that_is_held_back_or_cut_is_told_so(rig) -> None:
     assert (first.hold, second.hold) == (Hold.NOTHING, Hold.ITL_SLACK)
     assert first.why.startswith(f"it is part of the next step, with {planned['p']} tokens: the step is expected to ")
     assert second.why.endswith("45.0 ms keep the ITL target") and "q" not in planned
+    expected_ms = float(second.why.split()[6])
+    assert expected_ms == pytest.approx(45.0, rel=0.05)
