@@ -212,6 +212,9 @@ def short_of_tokens(step: StepPlan, budget: Hold) -> Held:
     return Held(budget, sentence, bound - num_left, bound)
 
 
+LEFT_BY_SHORT = Held(Hold.QUEUE_ORDER, "short prompts are before it in the next step, and it has what they leave")
+
+
 class ShortOnly:
     """Own rule, instead of the lanes while the reserve is open: only prompts that end in this step come in."""
 
@@ -219,7 +222,7 @@ class ShortOnly:
         self._step = step
 
     def held(self, request: Request) -> Held | None:
-        return None if self._step.can_end(request) else Held(Hold.QUEUE_ORDER, "short prompts are before it")
+        return None if self._step.can_end(request) else LEFT_BY_SHORT
 
     def enter(self, request: Request) -> None:
         """Its tokens are off the reserve already."""

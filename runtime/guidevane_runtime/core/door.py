@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.leases import Held, Lease, Ledger, Standing
+from guidevane_runtime.core.leases import Lease, Ledger, Occupancy, Standing
 from guidevane_runtime.core.pace import Pace
 from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy, TenantUse, cap_refusal
 
@@ -125,7 +125,7 @@ class AdmissionGate:
         """Those that have something inside."""
         return self._ledger.tenants
 
-    def use_of(self, tenant: str) -> Held:
+    def use_of(self, tenant: str) -> Occupancy:
         """What a tenant has inside."""
         return self._ledger.of(tenant)
 

@@ -7,7 +7,7 @@ in between and no decode takes a block from somebody.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from guidevane_runtime.core.budget import budget_of, short_of_tokens
+from guidevane_runtime.core.budget import LEFT_BY_SHORT, budget_of, short_of_tokens
 from guidevane_runtime.core.messages import Explanation, Hold
 from guidevane_runtime.core.request import Request, RequestState
 from guidevane_runtime.core.rules import Held
@@ -26,9 +26,6 @@ class Told(NamedTuple):
     @property
     def why(self) -> str:
         return f"the first in line is held back: {self.held.why}" if self.at else self.held.why
-
-
-LEFT_BY_SHORT = Held(Hold.QUEUE_ORDER, "short prompts are before it in the next step, and it has what they leave")
 
 
 def explain(scheduler: Scheduler, request_ids: Iterable[str], now_s: float) -> tuple[Explanation, ...]:

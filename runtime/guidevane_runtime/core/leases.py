@@ -23,7 +23,7 @@ class Standing(NamedTuple):
     """On the clock of arrival_s."""
 
 
-class Held(NamedTuple):
+class Occupancy(NamedTuple):
     """What one lease takes up, or several together."""
 
     num_live: int = 0
@@ -32,18 +32,18 @@ class Held(NamedTuple):
     num_queued_tokens: int = 0
     """Prompt tokens of those that wait."""
 
-    def replaced(self, old: "Held", new: "Held") -> "Held":
-        return Held(
+    def replaced(self, old: "Occupancy", new: "Occupancy") -> "Occupancy":
+        return Occupancy(
             self.num_live - old.num_live + new.num_live,
             self.num_waiting - old.num_waiting + new.num_waiting,
             self.num_queued_tokens - old.num_queued_tokens + new.num_queued_tokens,
         )
 
 
-NOTHING = Held()
-ENTERED = Held(1, 1)
+NOTHING = Occupancy()
+ENTERED = Occupancy(1, 1)
 """Its prompt is not tokenised yet."""
-STARTED = Held(1)
+STARTED = Occupancy(1)
 
 
 class Lease:
@@ -75,7 +75,7 @@ class Lease:
         if self.held.num_live:
             self._hold(NOTHING)
 
-    def _hold(self, held: Held) -> None:
+    def _hold(self, held: Occupancy) -> None:
         before, self.held = self.held, held
         self._ledger.note(self, before)
 
@@ -84,7 +84,7 @@ class Lease:
 class _Account:
     """Of one tenant."""
 
-    sum: Held = NOTHING
+    sum: Occupancy = NOTHING
     leases: dict[Lease, None] = field(default_factory=dict)
 
 
@@ -103,7 +103,7 @@ class Ledger:
             lease.enter()
         return leases
 
-    def of(self, tenant: str) -> Held:
+    def of(self, tenant: str) -> Occupancy:
         account = self._accounts.get(tenant)
         return account.sum if account else NOTHING
 
@@ -120,7 +120,7 @@ class Ledger:
     def __iter__(self) -> Iterator[Lease]:
         return (lease for account in self._accounts.values() for lease in account.leases)
 
-    def note(self, lease: Lease, before: Held) -> None:
+    def note(self, lease: Lease, before: Occupancy) -> None:
         """A lease replaced what it held; only leases call this."""
         tenant = lease.standing.tenant
         account = self._accounts.get(tenant)

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from guidevane_runtime.core.door import Rejection
-from guidevane_runtime.core.leases import Held
+from guidevane_runtime.core.leases import Occupancy
 
 OWN_CAPS = (Rejection.TENANT_CONCURRENCY, Rejection.TENANT_TOKENS)
 """Reasons whose series are there from the start; others come with the first refusal."""
@@ -34,7 +34,7 @@ class TenantMetrics(Collector):
         self._totals: dict[str, TenantTotals] = {}
         self.listed: Callable[[], Iterable[str]] = lambda: ()
         """Names of the tenants file, or the one tenant of a server without one."""
-        self.uses: Callable[[], Mapping[str, Held]] = dict
+        self.uses: Callable[[], Mapping[str, Occupancy]] = dict
         """What those have inside that have something there."""
 
     def totals(self, tenant: str) -> TenantTotals:
@@ -45,7 +45,7 @@ class TenantMetrics(Collector):
         uses = self.uses()
         shown = sorted({*self.listed(), *uses})
         self._totals = {tenant: self.totals(tenant) for tenant in shown}
-        held = {tenant: uses.get(tenant, Held()) for tenant in shown}
+        held = {tenant: uses.get(tenant, Occupancy()) for tenant in shown}
         yield self._gauge(
             "guidevane_tenant_requests_in_flight",
             "Requests between the door and their end.",

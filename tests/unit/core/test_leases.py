@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guidevane_runtime.core.leases import NOTHING, STARTED, Held, Lease, Ledger, Standing
+from guidevane_runtime.core.leases import NOTHING, STARTED, Lease, Ledger, Occupancy, Standing
 
 A, B = Standing(tenant="a"), Standing(tenant="b")
 
@@ -18,9 +18,9 @@ ACTIONS = st.lists(
 )
 
 
-def summed(leases: list[Lease]) -> Held:
+def summed(leases: list[Lease]) -> Occupancy:
     columns = zip(*(lease.held for lease in leases), strict=True)
-    return Held(*map(sum, columns)) if leases else NOTHING
+    return Occupancy(*map(sum, columns)) if leases else NOTHING
 
 
 @given(ACTIONS)
@@ -51,11 +51,11 @@ def test_sums_are_those_of_the_live_leases(actions: list[tuple[str, Standing, in
 
 def test_a_lease_holds_its_tokens_until_its_first_token() -> None:
     (lease,) = Ledger(lambda: None).enter(A, 1)
-    assert lease.held == Held(1, 1, 0)
+    assert lease.held == Occupancy(1, 1, 0)
     lease.charge(70)
-    assert lease.held == Held(1, 1, 70)
+    assert lease.held == Occupancy(1, 1, 70)
     lease.start()
-    assert lease.held == STARTED == Held(1, 0, 0)
+    assert lease.held == STARTED == Occupancy(1, 0, 0)
     lease.release()
     assert lease.held == NOTHING
 

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from guidevane_runtime.core.door import Rejection
-from guidevane_runtime.core.leases import Held
+from guidevane_runtime.core.leases import Occupancy
 from guidevane_runtime.core.messages import RequestOutput, SamplingParams
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.metrics import RequestTimes, ServerMetrics
@@ -19,7 +19,7 @@ class House:
     def __init__(self) -> None:
         self.metrics = ServerMetrics(CollectorRegistry(), "m", 8192)
         self.listed = ["a", "b"]
-        self.uses: dict[str, Held] = {}
+        self.uses: dict[str, Occupancy] = {}
         self.metrics.tenants.listed = lambda: self.listed
         self.metrics.tenants.uses = lambda: self.uses
 
@@ -43,7 +43,7 @@ def test_listed_tenants_are_there_from_the_start_and_nobody_else(house: House) -
 
 
 def test_what_a_tenant_has_inside_is_read_from_its_leases(house: House) -> None:
-    house.uses["a"] = Held(num_live=3, num_waiting=2, num_queued_tokens=70)
+    house.uses["a"] = Occupancy(num_live=3, num_waiting=2, num_queued_tokens=70)
     assert house.values("a")[:2] == (3, 70)
     assert house.values("b")[:2] == (0, 0)
 
@@ -72,7 +72,7 @@ def test_refusals_are_counted_for_their_tenant_by_reason(house: House) -> None:
 def test_a_tenant_that_is_listed_no_more_is_gone_with_its_last_request(house: House) -> None:
     house.metrics.rejected(Rejection.TENANT_CONCURRENCY, "a")
     house.listed = ["b"]
-    house.uses["a"] = Held(1, 0, 0)
+    house.uses["a"] = Occupancy(1, 0, 0)
     assert house.values("a") == (1, 0, 0, 0)
     del house.uses["a"]
     assert house.values("a") == (None,) * 4
