@@ -160,7 +160,7 @@ class EventReason(StrEnum):
     GUARD_RECOVERED = "GuardRecovered"
     """Normal. The guards of all pods have been back at level 0 for a minute."""
     GUARD_GAVE_WAY = "GuardGaveWay"
-    """Warning. A pod's guard gives way, or would in mode Observe: how far, and for which lines."""
+    """Warning. A pod's guard gives way, or would in a dry run: how far, and for which lines."""
     TENANT_LOCKED_OUT = "TenantLockedOut"
     """Warning. A tenant has no usable key and is refused: which, why, and the way out."""
     METRICS_LOST = "MetricsLost"

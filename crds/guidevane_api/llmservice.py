@@ -146,7 +146,7 @@ class LLMServiceSpec(ApiModel):
     slo: Annotated[SLOSpec, LIVE] = SLOSpec()
     """What a good answer is, and the lines that the guard protects."""
     retune: Annotated[RetuneSpec, LIVE] = RetuneSpec()
-    """The tuner, which moves spec.limits for you, and the guard."""
+    """The tuner, which moves spec.limits for you."""
     autoscaling: Annotated[AutoscalingSpec | None, Later("autoscaling")] = None
     """Replicas that follow the SLO."""
     resources: Annotated[ResourcesSpec, ROLLOUT] = ResourcesSpec()

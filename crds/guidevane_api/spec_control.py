@@ -147,7 +147,7 @@ class RetuneSpec(ApiModel):
     """The tuner: moves one live limit at a time to hold the SLO."""
 
     mode: RetuneMode = RetuneMode.OBSERVE
-    """Off: neither tuner nor guard. Observe: status says what they would do. Auto: they do it."""
+    """Off: nothing. Observe: status says what the tuner would do. Auto: it does it."""
     interval_seconds: Annotated[int, Field(ge=2, le=3600)] = 30
     """Seconds between two looks, at least 2."""
     window_seconds: Annotated[int, Field(ge=10, le=3600)] = 60

@@ -266,7 +266,7 @@ class LLMServiceStatus(StatusModel):
     retune: RetuneStatus | None = None
     """What the tuner does, or would do."""
     guard: GuardStatus | None = None
-    """How far the pods' guards give way; in mode Observe they would. Absent: not known."""
+    """How far the pods' guards give way; in a dry run they would. Absent: not known."""
     autoscaling: AutoscalingStatus | None = None
     """What the autoscaler does, or would do. Not written yet."""
     rollout: RolloutStatus | None = None
