@@ -496,6 +496,26 @@ def test_slots_that_have_to_be_waited_for_count_too(measured: House) -> None:
     measured.wait(1, due(2.5))
 
 
+def test_slots_are_had_by_share_too(measured: House) -> None:
+    """One of its own before it, and it has every other slot that gets free: three ends of 1 s."""
+    measured.learn_ends(1.0)
+    measured.now_s = 100.0
+    measured.gate.observe(Reported(num_running=64, num_waiting=1))
+    for _ in range(3):
+        measured.wait(1, Standing(0.0, "y"))
+    measured.wait(1, due(1.5, "x"))
+    assert refusal(lambda: measured.wait(1, due(2.5, "x"))).reason is Rejection.DEADLINE_UNREACHABLE
+    measured.wait(1, due(3.5, "x"))
+
+
+def test_a_free_slot_is_not_waited_for(measured: House) -> None:
+    measured.learn_ends(1.0)
+    measured.now_s = 100.0
+    measured.gate.observe(Reported(num_running=8, num_waiting=1))
+    measured.wait(1, due(0.4))
+    measured.wait(1, due(0.5))
+
+
 # --------------------------------------------------------------------------------------------------------------- waits
 
 

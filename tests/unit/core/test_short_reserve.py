@@ -137,3 +137,23 @@ def test_a_short_prompt_a_second_is_answered_at_once_beside_one_of_64k(make_rig,
     longest_s = max(first_tokens_s.get(name, rig.now_s) - arrivals_s[name] for name in arrivals_s)
     assert len(arrivals_s) >= 6
     assert (longest_s < 0.21) == is_bounded, longest_s
+
+
+def test_beside_decodes_alone_nobody_is_passed(make_rig) -> None:
+    """The reserve is against prefills in progress; without one the queue's own order holds."""
+    rig = make_rig(**LIMITS)
+    rig.submit("d", 4, max_tokens=20)
+    rig.step()
+    rig.submit("long", 40)
+    rig.submit("s", 4)
+    assert rig.step() == {"d": 1, "long": 8}
+
+
+def test_a_short_prompt_takes_its_tokens_once(make_rig) -> None:
+    """What it and the prompt in prefill leave is there for the next one in line."""
+    rig = make_rig(prefill_token_budget=40, prefill_chunk_size=16, max_num_batched_tokens=100)
+    rig.submit("a", 80)
+    rig.step()
+    rig.submit("s", 12)
+    rig.submit("t", 12)
+    assert rig.step() == {"s": 12, "a": 16, "t": 12}

@@ -251,3 +251,26 @@ def test_a_step_of_drafts_lays_plain_decodes_out_first(make_rig) -> None:
     rig.step()
     kinds = [seq.is_decode for seq in rig.batches[-1].seqs]
     assert kinds == sorted(kinds, reverse=True) and not all(kinds)
+
+
+class Eager:
+    """A source that drafts all that it may."""
+
+    def draft(self, token_ids: Sequence[int], max_drafts: int) -> Iterable[int]:
+        return range(max_drafts)
+
+
+def test_a_source_is_never_asked_for_more_drafts_than_set(make_rig) -> None:
+    rig = make_rig(speculation=Speculation(Eager(), max_drafts=2, vocab_size=VOCAB_SIZE))
+    rig.submit("a", max_tokens=40)
+    rig.step()
+    assert rig.step() == {"a": 3}
+
+
+@pytest.mark.parametrize(("max_tokens", "num_drafts"), [(2, 0), (3, 1), (4, 2), (5, 3), (6, 4), (7, 4)])
+def test_drafts_go_up_to_the_last_token_but_one(make_rig, max_tokens: int, num_drafts: int) -> None:
+    """The last token is drawn after what was verified; a draft of it would be computed for nothing."""
+    rig = make_rig(speculation=Speculation(Eager(), max_drafts=NUM_DRAFTS, vocab_size=VOCAB_SIZE))
+    rig.submit("a", max_tokens=max_tokens)
+    rig.step()
+    assert rig.step() == {"a": 1 + num_drafts}
