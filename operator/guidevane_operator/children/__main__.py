@@ -11,7 +11,7 @@ from guidevane_operator.kube import Manifest, ServiceKey
 from guidevane_operator.settings import Settings
 from guidevane_operator.tenants import plan_tenants
 
-PLACEHOLDER = "the-real-token-is-random"
+STAND_IN = "the-real-token-is-random"
 
 
 def context_of(service: Manifest) -> RenderContext:
@@ -25,7 +25,7 @@ def context_of(service: Manifest) -> RenderContext:
         uid=meta.get("uid", "00000000-0000-0000-0000-000000000000"),
         spec=verdict.spec,
         runtime_image=str(Settings.model_fields["runtime_image"].default),
-        token=PLACEHOLDER,
+        token=STAND_IN,
         tenants=plan_tenants(verdict.spec.tenancy, {}).file,  # no Secret can be read here
     )
 

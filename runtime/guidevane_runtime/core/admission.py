@@ -186,6 +186,11 @@ def kv_limit_blocks(pool: BlockPool, limits: SchedulerLimits) -> int:
     return max(1, pool.num_blocks * limits.kv_cache_utilization_limit_percent // 100)
 
 
+def max_num_tokens(wanted: int, max_model_len: int, pool: BlockPool) -> int:
+    """Prompt and output together: the last token is never computed, so the pool bounds it at one more than it holds."""
+    return min(wanted, max_model_len, pool.num_tokens + 1)
+
+
 def refusal(num_prompt_tokens: int, max_prompt_tokens: int, max_model_len: int, pool: BlockPool) -> str:
     """Why a prompt can never run, with the way out; empty when it can."""
     if num_prompt_tokens < 1:

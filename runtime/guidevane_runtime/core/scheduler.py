@@ -8,7 +8,14 @@ take_outputs. Between schedule and apply all mail is welcome too: it counts from
 from collections.abc import Sequence
 
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.admission import MemoryGate, OutputForecast, SeqSlots, kv_limit_blocks, refusal
+from guidevane_runtime.core.admission import (
+    MemoryGate,
+    OutputForecast,
+    SeqSlots,
+    kv_limit_blocks,
+    max_num_tokens,
+    refusal,
+)
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.budget import SHORT_RESERVE, PrefillLanes, ShortOnly, StepPlan, StepTokens, UnspentStep
 from guidevane_runtime.core.constraints import PlanConstraint
@@ -89,9 +96,8 @@ class Scheduler:
         limits, num_prompt = self.limits.target, len(submit.prompt_token_ids)
         max_model_len = min(limits.max_model_len, self._max_model_len)
         max_output = min(submit.params.max_tokens, limits.max_output_tokens)
-        # The last token is never computed, so the pool bounds a request at one token more than it holds.
-        max_num_tokens = min(num_prompt + max_output, max_model_len, self.pool.num_tokens + 1)
-        request = Request(submit, max_num_tokens, self.pool.table(), grammar=grammar)
+        most = max_num_tokens(num_prompt + max_output, max_model_len, self.pool)
+        request = Request(submit, most, self.pool.table(), grammar=grammar)
         self.prefix_cache.open(request)
         self._live[submit.request_id] = request
         self._waiting.add(request)
@@ -185,8 +191,7 @@ class Scheduler:
 
     def next_step(self, now_s: float) -> StepPlan:
         """The next step with decodes and prefills in progress, as it would be before admission; nothing is changed."""
-        step = self._next_decodes(now_s)
-        self._continue_prefills(step)
+        self._continue_prefills(step := self._next_decodes(now_s))
         return step
 
     def reserve_rules(self, now_s: float) -> AdmissionRules | None:
@@ -233,12 +238,11 @@ class Scheduler:
         return self.limits.effective(self._use_of_limits)
 
     def stats(self, now_s: float) -> EngineStats:
-        oldest_s = self._waiting.oldest_arrival_s()
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_waiting_tokens=self._waiting.num_tokens,
-            oldest_waiting_s=0.0 if oldest_s is None else max(0.0, now_s - oldest_s),
+            oldest_waiting_s=self._waiting.oldest_wait_s(now_s),
             num_blocks_total=self.pool.num_blocks,
             num_blocks_used=self.pool.num_used,
             num_blocks_cached=self.pool.num_cached_free,

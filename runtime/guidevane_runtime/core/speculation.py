@@ -25,7 +25,7 @@ class Speculation:
         self._max_drafts = max_drafts
         self._vocab_size = vocab_size
         self.is_paused = False
-        """Whether there are to be no drafts for now: under pressure each one that is rejected is work for nothing."""
+        """While it is set nothing is drafted: under pressure each draft that is rejected is work for nothing."""
         self.num_drafted = 0
         self.num_accepted = 0
         """Of those drafted, part of an output. The rest is num_rejected."""

@@ -178,9 +178,10 @@ class WaitingQueue:
         """Of those that wait, the ones whose grammar is not ready."""
         return len(self._compiling)
 
-    def oldest_arrival_s(self) -> float | None:
+    def oldest_wait_s(self, now_s: float) -> float:
+        """Of the one that came first; 0 with nobody waiting."""
         oldest = self._by_arrival.first
-        return oldest.submit.arrival_s if oldest else None
+        return max(0.0, now_s - oldest.submit.arrival_s) if oldest else 0.0
 
     def overdue(self, arrived_before_s: float) -> list[Request]:
         """Those that wait for their first step for too long. The preempted don't: their client is reading already."""
