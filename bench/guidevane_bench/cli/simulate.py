@@ -111,7 +111,9 @@ def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec
 def _tenants(path: Path) -> TenantPolicy:
     try:
         return policy_of(TenantsFile.model_validate_json(path.read_bytes()))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InputError(f"--tenants {path} can't be read: {error.strerror}") from error
+    except ValueError as error:
         raise InputError(f"--tenants {path}: {error}") from error
 
 

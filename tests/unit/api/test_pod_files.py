@@ -30,7 +30,7 @@ def test_keys_are_told_apart_by_their_whole_digest():
             (TenantEntry(name="a", key_sha256=(KEY_A,)), TenantEntry(name="b", key_sha256=(KEY_A, KEY_B))),
             "2 tenants have the key aaaaaaaa;",
         ),
-        ((TenantEntry(name="a"), TenantEntry(name="b")), "2 tenants have the key none"),
+        ((TenantEntry(name="a"), TenantEntry(name="b")), "2 tenants have no key"),
     ],
 )
 def test_a_request_that_could_be_two_tenants_is_refused_with_the_reason(tenants, message):
