@@ -39,9 +39,6 @@ class TenantsFile(ApiModel):
     @model_validator(mode="after")
     def _every_request_is_one_tenants(self) -> Self:
         """No name, no key and no lack of a key twice. Of a digest only the beginning is told."""
-        num_keyless = sum(not tenant.key_sha256 for tenant in self.tenants)
-        if num_keyless > 1:
-            raise ValueError(f"{num_keyless} tenants have no key, one at most may have none; give each other one a key")
         for what, length, values in (
             ("name", 253, [tenant.name for tenant in self.tenants]),
             ("key", 8, [digest for tenant in self.tenants for digest in tenant.key_sha256]),
@@ -49,6 +46,9 @@ class TenantsFile(ApiModel):
             for value, count in Counter(values).items():
                 if count > 1:
                     raise ValueError(f"{count} tenants have the {what} {value[:length]}; give each tenant its own")
+        num_keyless = sum(not tenant.key_sha256 for tenant in self.tenants)
+        if num_keyless > 1:
+            raise ValueError(f"{num_keyless} tenants have no key, one at most may have none; give each other one a key")
         return self
 
 

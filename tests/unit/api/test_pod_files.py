@@ -26,6 +26,7 @@ def test_keys_are_told_apart_by_their_whole_digest():
     ("tenants", "message"),
     [
         ((TenantEntry(name="a"), TenantEntry(name="a", key_sha256=(KEY_A,))), "2 tenants have the name a"),
+        ((TenantEntry(name="a"), TenantEntry(name="a")), "2 tenants have the name a"),
         (
             (TenantEntry(name="a", key_sha256=(KEY_A,)), TenantEntry(name="b", key_sha256=(KEY_A, KEY_B))),
             "2 tenants have the key aaaaaaaa;",
