@@ -23,6 +23,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 OTHERS_PROGRAMS = {"pytest"}
+SLOW_PROGRAMS = {"guidevane_kernels.bench_cpu", "guidevane_kernels.offline"}
+"""They import torch and triton, which takes longer than all others together."""
 OTHERS_FLAGS = {"--hypothesis-profile", "--hypothesis-seed", "--kube-api-qps", "--no-deps", "--server-side", "--strict"}
 """Of pytest, kubectl, uv and mypy."""
 
@@ -83,7 +85,7 @@ def test_a_file_that_is_named_with_its_folder_is_there(page: Path) -> None:
 def programs() -> list[str]:
     """Modules that a page or the Makefile runs, and the subcommands of guidevane-bench."""
     text = "\n".join(file.read_text() for file in [*PAGES, ROOT / "Makefile"])
-    modules = set(re.findall(r"(?:python -m|\$\(RUN\)) ([a-z][\w.]*)", text)) - OTHERS_PROGRAMS
+    modules = set(re.findall(r"(?:python -m|\$\(RUN\)) ([a-z][\w.]*)", text)) - OTHERS_PROGRAMS - SLOW_PROGRAMS
     commands = set(re.findall(r"guidevane-bench ([a-z]+)", text))
     return sorted(modules) + sorted(f"guidevane_bench {command}" for command in commands)
 
