@@ -34,13 +34,13 @@ lint: setup ## style, types, import rules
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-test-fast: setup ## everything that needs no cluster
+test-fast: setup ## everything that needs no cluster (minutes)
 	$(RUN) pytest tests
 
 fuzz: setup ## property tests with a new seed and 5,000 examples each; SEED and EXAMPLES set them
 	HYPOTHESIS_EXAMPLES=$${EXAMPLES:-5000} $(RUN) pytest tests/property --hypothesis-seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 
-mutants: setup ## break the scheduler core in over a thousand ways: do its tests notice? (about 10 minutes; docs/mutants.md)
+mutants: setup ## break the scheduler core in over a thousand ways: do its tests notice? (about 20 minutes; docs/mutants.md)
 	$(RUN) tests.mutants
 
 e2e: setup ## the user stories on a real cluster (Linux and root; CLUSTER=kind or CLUSTER=current for others)
@@ -49,12 +49,12 @@ e2e: setup ## the user stories on a real cluster (Linux and root; CLUSTER=kind o
 binaries: setup ## build Kubernetes, etcd and Prometheus from Go modules if they are not there yet
 	$(RUN) e2e.cluster binaries
 
-test: lint binaries test-fast e2e ## all of it
+test: lint binaries test-fast e2e ## all of it: style, tests and the stories on a real cluster (15 minutes, the first time more)
 
-demo: setup ## the main job on a real cluster; KEEP=1 leaves it up
+demo: setup ## the main job on a real cluster (Linux and root); KEEP=1 leaves it up
 	$(RUN) e2e.demo
 
-demo-local: setup ## the runtime alone, no cluster
+demo-local: setup ## the runtime alone, no cluster: a streamed chat answer, a live change of limits
 	$(RUN) e2e.demo_local
 
 bench: setup ## ratios measured side by side on this machine

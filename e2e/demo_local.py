@@ -1,5 +1,6 @@
 """`make demo-local`: the runtime alone on this machine: start it, stream a chat answer, trim its limits live."""
 
+import argparse
 import asyncio
 import json
 import secrets
@@ -60,6 +61,7 @@ async def show(token: str) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(prog="python -m e2e.demo_local", description=__doc__).parse_args()
     token = secrets.token_urlsafe(24)
     with tempfile.NamedTemporaryFile("w", suffix=".token") as token_file:
         token_file.write(token)

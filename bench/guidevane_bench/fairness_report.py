@@ -3,6 +3,7 @@
 `python -m guidevane_bench.fairness_report TRACE`, a CSV with arrival_s, prompt_tokens, output_tokens, tenant.
 """
 
+import argparse
 import csv
 import itertools
 import random
@@ -135,13 +136,28 @@ def with_deadlines(trace: Iterable[Submit], base_s: float, per_token_s: float) -
 
 
 def read(path: str) -> list[Submit]:
-    """Prompts have no token in common, so a prefix cache would find nothing."""
+    """Prompts have no token in common, so a prefix cache would find nothing. Raises ValueError for another format."""
     with open(path, newline="") as file:
         lines = [
             (float(at), int(p), int(o), tenant) for at, p, o, tenant in itertools.islice(csv.reader(file), 1, None)
         ]
+    if not lines:
+        raise ValueError("it has no request")
     return [Submit(str(n), (n,) * p, SamplingParams(o, seed=0), at, tenant=t) for n, (at, p, o, t) in enumerate(lines)]
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the tables of docs/fairness.md for one trace, in Markdown."""
+    columns = "arrival_s, prompt_tokens, output_tokens, tenant"
+    parser = argparse.ArgumentParser(prog="python -m guidevane_bench.fairness_report", description=main.__doc__)
+    parser.add_argument("trace", help=f"CSV with a line of names first: {columns}")
+    path = parser.parse_args(arguments).trace
+    try:
+        trace = read(path)
+    except (OSError, ValueError) as error:
+        parser.error(f"trace {path} can't be read: {error}; it is a CSV with {columns}")
+    sys.stdout.writelines(line + "\n" for line in report(trace))
+
+
 if __name__ == "__main__":
-    sys.stdout.writelines(line + "\n" for line in report(read(sys.argv[1])))
+    main()

@@ -90,7 +90,9 @@ def _default(field: JsonObject) -> str:
 
 def _cell(field: JsonObject) -> str:
     """The description as one table cell."""
-    text: str = field.get("description", "").replace(f" {default_sentence(field)}", "")  # it has a column
+    text: str = field.get("description", "")
+    if default := default_sentence(field):  # it has a column
+        text = text.replace(f" {default}", "")
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 

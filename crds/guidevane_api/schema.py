@@ -100,7 +100,8 @@ class Later:
     def sentence(self) -> str:
         """What kubectl explain and the reference say."""
         if self.ready:
-            return f"Only {' and '.join(self.ready)} work yet: others are refused."
+            verb = "works" if len(self.ready) == 1 else "work"
+            return f"Only {' and '.join(self.ready)} {verb} yet: others are refused."
         return "Not in effect yet: refused."
 
     def refusal(self) -> str:

@@ -30,7 +30,8 @@ class SLOSpec(ApiModel):
     queue_wait_p95_milliseconds: Milliseconds = 500
     """Wait before the first step, 95th percentile, in milliseconds."""
     kv_cache_utilization_max_percent: Percent = 88
-    """Protection line: above this share of KV-cache blocks, in percent, concurrency is not raised."""
+    """Protection line: share of KV-cache blocks in use, in percent, above which the tuner does not raise concurrency
+    and the guard gives way."""
     admission_reject_rate_max_percent: Percent = 1
     """Share of requests refused because of load, in percent; above it the guard takes steps back."""
     guard: GuardAction = GuardAction.DRY_RUN

@@ -41,7 +41,7 @@ class GPUSpec(ApiModel):
     resource_name: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
     """Resource of the device plugin; MIG slices as in nvidia.com/mig-1g.10gb. Can't be changed."""
     per_replica: Annotated[int, Field(ge=0, le=64)] = 1
-    """GPUs of one pod; 0: the pod runs on CPU."""
+    """GPUs of one pod; 0: the pod runs on CPU. The runtime computes on one of them: more are no faster yet."""
 
 
 class ResourceClaim(ApiModel):

@@ -21,6 +21,7 @@ environment:
   GUIDEVANE_CLUSTER_DIR   same as --state
   GUIDEVANE_NODE_CGROUP   same as --cgroup
   GUIDEVANE_CACHE_DIR     binaries and image layers (default ~/.cache/guidevane)
+  TORCH_INDEX_URL         a package index with other builds of torch, for the runtime image
 
 examples:
   python -m e2e.cluster up

@@ -4,11 +4,12 @@
 they are read off the code itself: a stack, or loads and stores to local memory (LDL, STL).
 """
 
+import argparse
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,8 +173,9 @@ HEADER = (
 )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the resource table of every plan on sm_80 and sm_90, in Markdown."""
+    argparse.ArgumentParser(prog="python -m guidevane_kernels.offline", description=main.__doc__).parse_args(arguments)
     sys.stdout.write(HEADER + "\n")
     for capability in MAX_SHARED_BYTES:
         for target in targets(capability):

@@ -60,7 +60,7 @@ class RuntimeSettings(BaseSettings):
     port: Port = 8000
     """Serving port: OpenAI's routes, /metrics, /health, /livez, /readyz. 0: any free one, named in the log."""
     admin_port: Port = 8001
-    """Admin port: /admin/limits. Open only with --admin-token-file."""
+    """Admin port: /admin/limits, /admin/tenants, /admin/requests. Open only with --admin-token-file."""
     admin_token_file: Path | None = None
     """File with the bearer token of the admin port."""
     limits_file: Path | None = None
@@ -77,7 +77,8 @@ class RuntimeSettings(BaseSettings):
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
     """Tokens in one KV-cache block."""
     kv_cache_memory: Quantity | None = None
-    """Size of the KV cache, for example 512Mi. Default: a quarter of the memory limit on CPU, what is free on CUDA."""
+    """Size of the KV cache, for example 512Mi. Default: on CPU a quarter of the memory limit, 4Gi at most; on CUDA what
+    --gpu-memory-utilization-percent leaves."""
     prefix_caching: Literal["on", "off"] = "on"
     """Keep the KV blocks of ended requests for others that begin with the same tokens. Outputs are the same."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -1,5 +1,7 @@
 """The CRD and the field reference are what the models say, and small."""
 
+import re
+
 import pytest
 import yaml
 
@@ -60,6 +62,13 @@ def test_every_string_list_and_map_of_the_spec_is_bounded():
         or ("additionalProperties" in schema and "maxProperties" not in schema)
     ]
     assert unbounded == []
+
+
+def test_the_reference_says_of_each_field_what_the_schema_says_and_has_its_default_in_a_column():
+    page = (ROOT / "docs" / "api-reference.md").read_text()
+    assert "| `model` | object | required | The model that is served. Takes a rollout. |" in page
+    assert "| `blockSize` | integer, 1 to 256 | `16` | Tokens in one KV-cache block. Takes a rollout. |" in page
+    assert [line for line in page.splitlines() if re.search(r"[a-z]\.[A-Z][a-z]", line)] == []
 
 
 def test_the_api_has_no_floats():

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,12 @@ def test_a_sample_applies_with_strict_validation(api_server, name):
 @pytest.mark.parametrize("name", SAMPLE_NAMES)
 def test_a_sample_sets_nothing_that_is_not_in_effect(name):
     assert not_in_effect(yaml.safe_load((SAMPLES / name).read_text())["spec"]) == []
+
+
+def test_the_sample_of_the_readme_applies_with_strict_validation(api_server):
+    (sample,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    applied = api_server.kubectl("apply", "--validate=strict", "--dry-run=server", "-f", "-", stdin=sample)
+    assert applied.returncode == 0, applied.stderr
 
 
 def test_the_samples_apply_as_a_kustomization(api_server):

@@ -4,6 +4,7 @@ mutmut changes one thing in one function at a time and runs the tests that reach
 survivor. It expects packages side by side at the root, so what it works on is copied to .mutants first.
 """
 
+import argparse
 import ast
 import difflib
 import json
@@ -160,4 +161,6 @@ def share_killed(count: Counter[str]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("patterns", nargs="*", help="names of mutants, as in '*.core.line.*'; default: all")
+    sys.exit(main(parser.parse_args().patterns))

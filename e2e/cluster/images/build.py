@@ -113,6 +113,10 @@ def build_images(names: list[str], settings: Settings, cluster: Node | Kind | Cu
     recipes = {"operator": builder.operator, "runtime": builder.runtime, "prometheus": builder.prometheus}
     if unknown := set(names) - set(recipes):
         raise ClusterError(f"no image is named {', '.join(sorted(unknown))}; there are: {', '.join(recipes)}")
+    if settings.kind == "current":
+        wanted = ", ".join(f"guidevane.dev/{name}:{version()}" for name in names or recipes)
+        progress.say(f"the current cluster is yours: its nodes need {wanted}")
+        return
     store = cluster.image_store() if isinstance(cluster, Node) else None
     with one_at_a_time(settings.layers, progress):
         for name in names or recipes:

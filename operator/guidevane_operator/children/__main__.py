@@ -1,6 +1,8 @@
 """Print what the operator would apply: python -m guidevane_operator.children service.yaml"""
 
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -32,18 +34,25 @@ def context_of(service: Manifest) -> RenderContext:
 
 def render_text(text: str) -> str:
     """YAML of an LLMService in, YAML of its children out."""
-    return yaml.safe_dump_all(render(context_of(yaml.safe_load(text))), sort_keys=False, width=120)
+    service = yaml.safe_load(text)
+    if not isinstance(service, dict) or not {"metadata", "spec"} <= set(service):
+        raise ValueError("this is no LLMService: it has no metadata or no spec")
+    return yaml.safe_dump_all(render(context_of(service)), sort_keys=False, width=120)
 
 
-def main() -> int:
-    """Exit status 1 for a service that the operator would refuse."""
-    if len(sys.argv) != 2:
-        print("usage: python -m guidevane_operator.children service.yaml", file=sys.stderr)
-        return 2
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what the operator would apply for an LLMService. Exit status 1 for one that it would refuse."""
+    parser = argparse.ArgumentParser(prog="python -m guidevane_operator.children", description=main.__doc__)
+    parser.add_argument("service", type=Path, help="YAML of an LLMService")
+    path = parser.parse_args(arguments).service
     try:
-        sys.stdout.write(render_text(Path(sys.argv[1]).read_text()))
-    except ValueError as error:
-        print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"{path} can't be read: {error}")
+    try:
+        sys.stdout.write(render_text(text))
+    except (ValueError, yaml.YAMLError) as error:
+        print(f"{path}: {error}", file=sys.stderr)
         return 1
     return 0
 

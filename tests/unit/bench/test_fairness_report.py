@@ -13,6 +13,7 @@ from guidevane_bench.fairness_report import (
     FCFS,
     balance_rows,
     deadline_rows,
+    main,
     quantile,
     read,
     report,
@@ -123,3 +124,16 @@ def test_the_same_trace_gives_the_same_report(trace: list[Submit]) -> None:
     part = trace[::4]
     first, second = list(report(part)), list(report(part))
     assert first == second and sum(line.startswith("| |") for line in first) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["", "arrival_s,prompt_tokens,output_tokens,tenant\n", "a,b\n1,2\n", "a,b,c,d\nx,1,1,t\n"]
+)
+def test_a_file_that_is_no_trace_is_said_to_be_none(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main([str(tmp_path / "trace.csv")])
+    assert end.value.code == 2
+    assert "it is a CSV with arrival_s, prompt_tokens" in capsys.readouterr().err

@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +184,25 @@ def test_a_users_variable_replaces_ours() -> None:
     assert found == [{"name": "HOME", "value": "/data"}]
 
 
-def test_a_refused_service_is_named_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_service_is_named_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "service.yaml"
     path.write_text(yaml.safe_dump({"metadata": {"name": "x"}, "spec": {"model": {"uri": "hf://org/model"}}}))
-    monkeypatch.setattr(sys, "argv", ["children", str(path)])
-    assert main() == 1
+    assert main([str(path)]) == 1
     assert "spec.model.uri" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "- a", "kind: Pod", "{"])
+def test_a_file_that_is_no_service_is_said_to_be_none(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(text)
+    assert main([str(path)]) == 1
+    assert capsys.readouterr().err.startswith(f"{path}: ")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(tmp_path / "missing.yaml")])
+    assert end.value.code == 2
+    assert "missing.yaml can't be read" in capsys.readouterr().err
