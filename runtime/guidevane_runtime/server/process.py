@@ -232,3 +232,4 @@ async def _serving(app: web.Application, name: str, host: str, port: int) -> Asy
         yield
     finally:
         await runner.cleanup()
+        auto_decompress=False,

@@ -30,9 +30,7 @@ async def detokenize(request: web.Request) -> web.Response:
 async def _answer(request: web.Request, work: Callable[[bytes, Services], dict[str, object]]) -> web.Response:
     services = request.app[SERVICES]
     services.tenants.tenant_of(request.headers)
-    async with services.bodies.read(request) as raw:
-        if len(raw) > MAX_TEXT_BYTES:
-            raise InvalidRequest(f"the body has {len(raw)} bytes, at most {MAX_TEXT_BYTES}; send the text in parts")
+    async with services.bodies.read(request, MAX_TEXT_BYTES) as raw:
         body = await services.off_loop(len(raw), lambda: msgspec.json.encode(work(raw, services)))
     return web.Response(body=body, content_type="application/json")
 
