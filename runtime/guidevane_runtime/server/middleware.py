@@ -47,6 +47,13 @@ async def add_ids(request: web.Request, response: web.StreamResponse) -> None:
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+async def close_while_draining(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler of on_response_prepare: a client that comes again is to come to another process."""
+    if request.app[SERVICES].gate.is_draining:
+        response.headers[hdrs.CONNECTION] = "close"
+        response.force_close()
+
+
         return await _mapped(request, handler)
     except GuidevaneError as error:
         log_failure(request, error)

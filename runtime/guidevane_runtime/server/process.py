@@ -112,7 +112,7 @@ class Server:
     async def _drain(self, services: Services) -> None:
         """Not ready first, then wait for what is in flight."""
         deadline_s = services.clock() + self._settings.drain_seconds
-        services.gate.drain(deadline_s)
+        services.gate.drain()
         logger.info("draining", extra={"in_flight": services.gate.num_live, "drain_s": self._settings.drain_seconds})
         stopping = asyncio.create_task(self._stop_now.wait())
         while services.gate.num_live and services.clock() < deadline_s and not stopping.done():
