@@ -155,7 +155,7 @@ class RuntimeSettings(BaseSettings):
         if self.limits_file is None:
             return PartialLimits()
         try:
-            return PartialLimits.model_validate_json(self.limits_file.read_bytes())
+            return PartialLimits.model_validate_json(self.limits_file.read_bytes(), strict=True)
         except (OSError, ValidationError) as error:
             raise StartError(f"can't read --limits-file {self.limits_file}: {sentence_of(error)}") from error
 

@@ -117,7 +117,7 @@ async def _obey_or_log(services: Services, command: SetLimits) -> None:
 
 def _parse(raw: bytes) -> LimitsPatch:
     try:
-        return LimitsPatch.model_validate_json(raw)
+        return LimitsPatch.model_validate_json(raw, strict=True)
     except ValidationError as error:
         found = {".".join(map(str, one["loc"])) or "body": one["msg"] for one in error.errors(include_url=False)}
         raise RefusedLimits({field: f"{field}: {message}" for field, message in found.items()}) from error
