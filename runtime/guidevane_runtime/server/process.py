@@ -24,6 +24,7 @@ from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.server.api.admin import AdminToken, watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
 from guidevane_runtime.server.bodies import BodyReader
+from guidevane_runtime.server.error_body import quotes_no_client
 from guidevane_runtime.server.guard_watch import build_guard, targets_of, watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
@@ -228,8 +229,11 @@ async def _serving(app: web.Application, name: str, host: str, port: int) -> Asy
             await site.start()
         except OSError as error:
             raise StartError(f"can't listen on {host}:{port}: {error}") from error
+    http_logger = logging.getLogger(f"{__name__}.http")
+    http_logger.addFilter(quotes_no_client)
         logger.info("listening", extra={"port_name": name, "host": host, "port": runner.addresses[0][1]})
         yield
     finally:
         await runner.cleanup()
         auto_decompress=False,
+        logger=http_logger,
