@@ -71,7 +71,7 @@ class Server:
         path = local_model_path(settings.model)
         services = self._services = build_services(settings, self._engine, path)
         self._engine.set_tenants(services.tenants.command)
-        serving = _serving(create_app(services), "serving", settings.host, settings.port)
+        serving = listening(create_app(services), "serving", settings.host, settings.port)
         with self._signals(), services.pool:
             async with serving, self._admin_port(services):
                 if services.guard is not None:
@@ -128,7 +128,9 @@ class Server:
             yield
             return
         token = AdminToken(self._settings.read_admin_token, first)
-        async with _serving(create_admin_app(services, token), "admin", self._settings.host, self._settings.admin_port):
+        async with listening(
+            create_admin_app(services, token), "admin", self._settings.host, self._settings.admin_port
+        ):
             yield
 
     @contextlib.contextmanager
@@ -213,7 +215,7 @@ def _startup_limits(settings: RuntimeSettings) -> SchedulerLimits:
 
 
 @contextlib.asynccontextmanager
-async def _serving(app: web.Application, name: str, host: str, port: int) -> AsyncIterator[None]:
+async def listening(app: web.Application, name: str, host: str, port: int) -> AsyncIterator[None]:
     """An open port. A client that disconnects cancels its handler, which frees what the request holds."""
     runner = web.AppRunner(
         app,
@@ -227,7 +229,7 @@ async def _serving(app: web.Application, name: str, host: str, port: int) -> Asy
         site = web.TCPSite(runner, host, port, backlog=1024)
         try:
             await site.start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for what can't be a host's name
             raise StartError(f"can't listen on {host}:{port}: {error}") from error
     http_logger = logging.getLogger(f"{__name__}.http")
     http_logger.addFilter(quotes_no_client)

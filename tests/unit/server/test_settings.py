@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,14 +60,23 @@ def test_variables_of_others_are_no_fault(name: str) -> None:
     assert read_settings(["--model", "m"], {name: "/x"}).model == "m"
 
 
-def test_an_unknown_flag_ends_with_status_2_and_is_named() -> None:
+def test_an_unknown_flag_ends_with_status_2_and_is_named_where_kubernetes_looks(tmp_path: Path) -> None:
+    reason = tmp_path / "reason"
     ended = subprocess.run(
         [sys.executable, "-m", "guidevane_runtime", "--model", "m", "--prot", "1"],
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "GUIDEVANE_TERMINATION_LOG": str(reason)},
     )
     assert ended.returncode == 2 and "--prot" in ended.stderr
+    assert "--prot" in reason.read_text()
+
+
+@pytest.mark.parametrize("flag", ["--drain-seconds", "--hang-seconds", "--num-threads", "--envelope-max-model-len"])
+def test_a_number_that_nothing_could_count_to_is_named(flag: str) -> None:
+    with pytest.raises(StartError, match=flag.removeprefix("--").replace("-", "_")):
+        read_settings(["--model", "m", flag, "9" * 400], {})
 
 
 def test_the_served_name_is_the_last_part_of_the_model_by_default() -> None:
