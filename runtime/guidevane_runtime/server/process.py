@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -85,9 +85,11 @@ class Server:
             raise StartError(self._failure.message)
 
     async def _serve(self, services: Services) -> None:
-        watches = [asyncio.create_task(watch(services)) for watch in (watch_lease, watch_tenants)]
-        if services.guard is not None:
-            watches.append(asyncio.create_task(watch_guard(services, services.guard, services.slo_file)))
+        guard = services.guard
+        looks = [lambda: watch_lease(services), lambda: watch_tenants(services)]
+        if guard is not None:
+            looks.append(lambda: watch_guard(services, guard, services.slo_file))
+        watches = [asyncio.create_task(keep_watching(look)) for look in looks]
         try:
             await self._wait_for_stop(services)
             await self._drain(services)
@@ -161,6 +163,16 @@ class Server:
             self._stop_now.set()
 
 
+async def keep_watching(look: Callable[[], Awaitable[None]], pause_s: float = 1.0) -> None:
+    """A look that fails is a bug of ours, and no reason to look no more: leases, keys and the guard hang on it."""
+    while True:
+        try:
+            await look()
+        except Exception:
+            logger.exception("a watch failed, and goes on")
+        await asyncio.sleep(pause_s)
+
+
 def build_services(
     settings: RuntimeSettings, engine: EngineClient, model_path: Path, clock: Callable[[], float] = time.monotonic
 ) -> Services:
@@ -217,12 +229,16 @@ def _startup_limits(settings: RuntimeSettings) -> SchedulerLimits:
 @contextlib.asynccontextmanager
 async def listening(app: web.Application, name: str, host: str, port: int) -> AsyncIterator[None]:
     """An open port. A client that disconnects cancels its handler, which frees what the request holds."""
+    http_logger = logging.getLogger(f"{__name__}.http")
+    http_logger.addFilter(quotes_no_client)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
         keepalive_timeout=KEEPALIVE_TIMEOUT_S,
         shutdown_timeout=ABORT_GRACE_S,
+        auto_decompress=False,
         access_log=None,
+        logger=http_logger,
     )
     await runner.setup()
     try:
@@ -231,11 +247,7 @@ async def listening(app: web.Application, name: str, host: str, port: int) -> As
             await site.start()
         except (OSError, UnicodeError) as error:  # the latter for what can't be a host's name
             raise StartError(f"can't listen on {host}:{port}: {error}") from error
-    http_logger = logging.getLogger(f"{__name__}.http")
-    http_logger.addFilter(quotes_no_client)
         logger.info("listening", extra={"port_name": name, "host": host, "port": runner.addresses[0][1]})
         yield
     finally:
         await runner.cleanup()
-        auto_decompress=False,
-        logger=http_logger,
