@@ -172,8 +172,18 @@ async def test_prompt_and_output_must_fit_the_context(
     got, body, _ = await client.post("/v1/completions", {"prompt": [65] * num_prompt, "max_tokens": max_tokens})
     assert got == status
     if status == 400:
-        assert body["error"]["code"] == "context_length_exceeded"
+        assert (body["error"]["code"], body["error"]["param"]) == ("context_length_exceeded", "prompt")
         assert str(num_prompt) in body["error"]["message"] and str(CONTEXT) in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [("a" * CONTEXT, "context_length_exceeded"), ("a<beyond>", "invalid_request")]
+)
+async def test_a_conversation_is_called_messages_in_what_is_wrong_with_its_prompt(
+    client: Any, content: str, code: str
+) -> None:
+    status, body, _ = await client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, code, "messages")
 
 
 async def test_a_method_that_a_client_made_up_is_no_label_of_its_own(client: Any) -> None:
