@@ -181,9 +181,9 @@ def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
         raise InvalidRequest(
             f"{where}.role is {str(role)[:40]!r}, must be one of {', '.join(sorted(ROLES))}", param="messages"
         )
-    if message.get("tool_calls") or role == "tool":
+    if message.get("tool_calls") or message.get("function_call") or role == "tool":
         raise InvalidRequest(
-            f"{where} is about tools, which are not supported", code="unsupported_field", param="tools"
+            f"{where} is about tools, which are not supported; leave it out", code="unsupported_field", param="messages"
         )
     return {**message, "content": _content(message.get("content"), where)}
 

@@ -62,6 +62,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    # Other servers' names for a grammar.
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    logits_processors: Any = None
+    vllm_xargs: Any = None
     kv_transfer_params: Any = None
     repetition_detection: Any = None
     thinking_token_budget: Any = None
@@ -137,6 +144,12 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "continue_final_message": (False,),
     "chat_template": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": (),
+    "logits_processors": ([],),
+    "vllm_xargs": ({},),
     "documents": ([],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
