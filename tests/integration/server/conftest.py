@@ -32,7 +32,7 @@ CONTEXT = 16384
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and loop.index0 > 0 %}"
     "{{ raise_exception('a system message must come first') }}{% endif %}"
-    "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{{ tone }}{% endif %}"
 )
 
 
