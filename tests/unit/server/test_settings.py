@@ -126,6 +126,19 @@ def test_a_scheme_that_is_not_read_is_named() -> None:
         local_model_path("s3://bucket/model")
 
 
+@pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 256, 256), (64, 64, 64)])
+def test_as_many_connections_are_allowed_as_the_system_lets_us(soft: int, hard: int, raised: int) -> None:
+    code = (
+        "import resource\n"
+        "from guidevane_runtime.__main__ import allow_many_connections\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "allow_many_connections()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == str((raised, hard))
+
+
 def test_the_server_never_imports_torch() -> None:
     code = (
         "import pkgutil, sys, importlib, guidevane_runtime.__main__, guidevane_runtime.server as server\n"
