@@ -10,6 +10,9 @@ from pydantic import Field
 
 from guidevane_api.limits import ApiModel, Envelope, PartialLimits, SchedulerLimits
 
+MAX_EPOCH = (1 << 53) - 1
+"""Exact in a metric and in any JSON library; the epoch is in status too, where Kubernetes keeps 64 bits at most."""
+
 
 class LimitsSource(StrEnum):
     """Who set the limits that are in force."""
@@ -33,7 +36,7 @@ class ShrinkMode(StrEnum):
 class LimitsPatch(ApiModel):
     """Body of PATCH /admin/limits."""
 
-    epoch: Annotated[int, Field(ge=1)]
+    epoch: Annotated[int, Field(ge=1, le=MAX_EPOCH)]
     """Fencing number. Below the stored one: 409. Equal with an equal body: 200, nothing done (it renews the lease)."""
     limits: PartialLimits
     lease_seconds: Annotated[int, Field(ge=1, le=86400)] = 600

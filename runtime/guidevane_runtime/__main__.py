@@ -4,8 +4,10 @@ Exit status: 0 after an orderly end; 2 for a flag or variable that is misspelt o
 the start: a model that can't be loaded, a limits or token file that can't be read, a port that is taken.
 """
 
+import contextlib
 import logging
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 EXIT_BAD_SETTINGS = 2
 EXIT_CANNOT_START = 3
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
+MAX_OPEN_FILES = 65_536
+"""Each connection is an open file. The usual soft limit is 1024, and above it uvloop drops connections unanswered."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     except StartError as error:
         return _give_up(error, EXIT_BAD_SETTINGS)
     configure_logging(settings.log_format)
+    allow_many_connections()
     try:
         uvloop.run(_serve(settings))
     except StartError as error:
@@ -41,6 +46,16 @@ def main(arguments: Sequence[str]) -> int:
 
 async def _serve(settings: RuntimeSettings) -> None:
     await Server(settings).run()
+
+
+def allow_many_connections() -> None:
+    """Raise the soft limit of open files as far as this process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # macOS refuses what its kernel has no room for.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _give_up(error: StartError, status: int) -> int:

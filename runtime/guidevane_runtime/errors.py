@@ -6,6 +6,8 @@ GuidevaneError
 │   ├── Unauthorized            401
 │   ├── NotFound                404
 │   ├── Conflict                409
+│   ├── BodyTooLarge            413
+│   ├── UnsupportedBody         415
 │   └── TooManyRequests         429
 └── ServerError                 5xx: we are at fault, or busy
     ├── Overloaded              503
@@ -67,6 +69,18 @@ class Conflict(ClientError):
     """The change was computed against a state that has moved on."""
 
     status = 409
+
+
+class BodyTooLarge(ClientError):
+    """More bytes than a body may have."""
+
+    status = 413
+
+
+class UnsupportedBody(ClientError):
+    """A body in a form that is not read here."""
+
+    status = 415
 
 
 class TooManyRequests(ClientError):

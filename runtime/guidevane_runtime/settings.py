@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
-from guidevane_api.limits import Count, Envelope, PartialLimits, Percent, SchedulerLimits, Tokens
+from guidevane_api.limits import MAX_TOKENS, Count, Envelope, PartialLimits, Percent, SchedulerLimits, Tokens
 from guidevane_api.pod_files import GuardMode, ProtectionLines
 from guidevane_api.schema import Milliseconds
 from guidevane_runtime.core.messages import EngineSettings
@@ -34,6 +34,8 @@ def parse_quantity(value: object) -> object:
 
 
 Quantity = Annotated[int, BeforeValidator(parse_quantity), Field(ge=1)]
+MAX_SECONDS = 86_400
+"""A day, the longest that anything here is waited for."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -49,6 +51,7 @@ class RuntimeSettings(BaseSettings):
         cli_kebab_case=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
     )
 
     model: str
@@ -72,7 +75,7 @@ class RuntimeSettings(BaseSettings):
     """Upper bound of limits.maxNumSeqs."""
     envelope_max_num_batched_tokens: Tokens = 8192
     """Upper bound of limits.maxNumBatchedTokens."""
-    envelope_max_model_len: Annotated[int, Field(ge=0)] = 0
+    envelope_max_model_len: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
     """Upper bound of limits.maxModelLen. 0: what the model says."""
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
     """Tokens in one KV-cache block."""
@@ -87,7 +90,7 @@ class RuntimeSettings(BaseSettings):
     """Where the model runs."""
     gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 90
     """Share of GPU memory to use."""
-    num_threads: Annotated[int, Field(ge=1)] | None = None
+    num_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """CPU threads of the engine. Default: the container's CPU limit."""
     guard: Literal["off", "dry-run", "on"] | None = None
     """Give way, step by step, while an --slo-* line is breached; dry-run only reports. Default: on with a line."""
@@ -106,9 +109,9 @@ class RuntimeSettings(BaseSettings):
     """Protection line: requests refused because of load, in percent. Above it the guard takes steps back."""
     log_format: Literal["text", "json"] = "text"
     """Log lines for people or for machines."""
-    drain_seconds: Annotated[int, Field(ge=0)] = 30
+    drain_seconds: Annotated[int, Field(ge=0, le=MAX_SECONDS)] = 30
     """After SIGTERM: time for requests in flight to finish."""
-    hang_seconds: Annotated[int, Field(ge=1)] = 30
+    hang_seconds: Annotated[int, Field(ge=1, le=MAX_SECONDS)] = 30
     """Silence of the engine after which /readyz says 503 and requests are refused. Above its longest step.
     After four times that, and 120 s at least, the engine is ended and started again."""
 
@@ -156,7 +159,7 @@ class RuntimeSettings(BaseSettings):
         if self.limits_file is None:
             return PartialLimits()
         try:
-            return PartialLimits.model_validate_json(self.limits_file.read_bytes())
+            return PartialLimits.model_validate_json(self.limits_file.read_bytes(), strict=True)
         except (OSError, ValidationError) as error:
             raise StartError(f"can't read --limits-file {self.limits_file}: {sentence_of(error)}") from error
 
@@ -189,11 +192,11 @@ class RuntimeSettings(BaseSettings):
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> RuntimeSettings:
-    """Flags and environment. Raises StartError for a bad value or variable; an unknown flag is argparse's exit 2."""
+    """Flags and environment. Raises StartError for a bad value and for an unknown flag or variable."""
     _refuse_misspelt_environment(os.environ if environment is None else environment)
     try:
         return CliApp.run(RuntimeSettings, cli_args=list(arguments))
-    except ValidationError as error:
+    except (ValidationError, SettingsError) as error:
         raise StartError(f"settings are not valid: {sentence_of(error)}") from error
 
 

@@ -144,7 +144,7 @@ class DoorMachine(Machine):
     @rule()
     def drain(self) -> None:
         self.is_draining = True
-        self.gate.drain(self.now_s + 10.0)
+        self.gate.drain()
 
     # ------------------------------------------------------------------------------------------------- checks
 

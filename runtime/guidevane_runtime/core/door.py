@@ -106,7 +106,7 @@ class AdmissionGate:
         self._lost_at_s = clock()
         self.long_context_pause_s: float | None = None
         """While the guard refuses long prompts: in how many seconds it may let them in again. None: they are let in."""
-        self._drain_deadline_s: float | None = None
+        self.is_draining = False
 
     # ------------------------------------------------------------------------------------------------ what it knows
 
@@ -137,9 +137,9 @@ class AdmissionGate:
         elapsed_s = self._clock() - self._lost_at_s
         return max(elapsed_s, self._load_s - elapsed_s)
 
-    def drain(self, deadline_s: float) -> None:
-        """Refuse everything from now on; `deadline_s` is when the process will be gone, on the gate's clock."""
-        self._drain_deadline_s = deadline_s
+    def drain(self) -> None:
+        """Refuse everything from now on."""
+        self.is_draining = True
 
     def engine_ready(self, capacity: Capacity, load_s: float) -> None:
         """load_s: what the engine took to start."""
@@ -158,9 +158,9 @@ class AdmissionGate:
 
     def check_open(self) -> None:
         """Refuse while draining or without an engine."""
-        if self._drain_deadline_s is not None:
-            left_s = self._drain_deadline_s - self._clock()
-            raise Refused(Rejection.DRAINING, "the server is shutting down; send this to another replica", left_s)
+        if self.is_draining:
+            # At once: another replica may serve it now, and this one will not later.
+            raise Refused(Rejection.DRAINING, "the server is shutting down; send this to another replica", 0.0)
         if self.capacity is None:
             raise Refused(Rejection.NOT_READY, "the engine is not ready: the model is being loaded", self.load_wait_s)
 

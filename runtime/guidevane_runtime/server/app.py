@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from guidevane_runtime.server.api import admin, health, openai, requests, tenants, text
-from guidevane_runtime.server.middleware import add_ids, error_middleware
+from guidevane_runtime.server.middleware import add_ids, close_while_draining, error_middleware
 from guidevane_runtime.server.services import SERVICES, Services
 
 MAX_BODY_BYTES = 32 << 20
@@ -14,7 +14,7 @@ def create_app(services: Services) -> web.Application:
     """The serving port: OpenAI's routes, text, health and metrics."""
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[error_middleware(services.metrics)])
     app[SERVICES] = services
-    app.on_response_prepare.append(add_ids)
+    app.on_response_prepare.extend((add_ids, close_while_draining))
     for routes in (openai.routes, text.routes, health.routes):
         app.add_routes(routes)
     return app

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from guidevane_runtime.core.door import Refused, Rejection
 from guidevane_runtime.core.pace import Rate
-from guidevane_runtime.errors import InvalidRequest
+from guidevane_runtime.errors import BodyTooLarge, InvalidRequest, UnsupportedBody
 
 MAX_BYTES_IN_FLIGHT = 256 << 20
 """Of all bodies that are being read or parsed: eight of the largest."""
@@ -37,25 +37,30 @@ class BodyReader:
         """Of all bodies that are here."""
 
     @asynccontextmanager
-    async def read(self, request: web.Request) -> AsyncIterator[bytes]:
-        """The whole body; it counts until the context ends. Raises Refused when all of them together get too large."""
+    async def read(self, request: web.Request, max_bytes: int | None = None) -> AsyncIterator[bytes]:
+        """The whole body; it counts until the context ends. Raises Refused when all of them together get too large.
+
+        max_bytes: of this one; None: the app's own bound.
+        """
+        bound = max_bytes or request.client_max_size
+        ensure_plain(request)
+        _ensure_size(request.content_length or 0, bound)
         began_s, body = self._clock(), bytearray()
         try:
-            await self._fill(body, request)
+            await self._fill(body, request, bound)
             yield bytes(body)
         finally:
             self.num_bytes -= len(body)
             self._stays.add(1, self._clock() - began_s, is_busy=True)
 
-    async def _fill(self, body: bytearray, request: web.Request) -> None:
+    async def _fill(self, body: bytearray, request: web.Request, max_bytes: int) -> None:
         try:
             async with asyncio.timeout(self._read_timeout_s):
                 while chunk := await request.content.readany():
                     self._ensure_room(len(chunk))
                     body += chunk
                     self.num_bytes += len(chunk)
-                    if len(body) > request.client_max_size:
-                        raise web.HTTPRequestEntityTooLarge(request.client_max_size)
+                    _ensure_size(len(body), max_bytes)
         except TimeoutError as error:
             raise InvalidRequest(
                 f"{len(body)} bytes of the body arrived within {self._read_timeout_s:.0f} s, and not its end; send it "
@@ -70,3 +75,15 @@ class BodyReader:
                 f"request bodies that are being read hold {self.num_bytes} bytes, {self._max_bytes} are allowed",
                 self._stays.s_per_unit,
             )
+
+
+def ensure_plain(request: web.Request) -> None:
+    """Refuse a compressed body: a small one unfolds to gigabytes, and costs the event loop seconds."""
+    coding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
+    if coding != "identity":
+        raise UnsupportedBody(f"Content-Encoding is {coding[:40]!r}; send the body as plain JSON")
+
+
+def _ensure_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise BodyTooLarge(f"the body has {num_bytes} bytes or more, {max_bytes} are allowed; shorten it")

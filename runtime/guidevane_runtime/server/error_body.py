@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from guidevane_runtime.errors import ClientError, GuidevaneError, Overloaded, WaitedTooLong
 from guidevane_runtime.server.tracing import IDS
@@ -72,6 +73,11 @@ def log_failure(request: web.Request, error: GuidevaneError) -> None:
     level = logging.WARNING if is_ours else logging.DEBUG
     extra = {"code": code_of(error), "status": error.status, "request_id": ids.request_id, "trace_id": ids.trace_id}
     logger.log(level, "request failed", extra=extra)
+
+
+def quotes_no_client(record: logging.LogRecord) -> bool:
+    """Filter of the HTTP library's log: what is no HTTP was answered with 400, and may be part of a prompt."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def code_of(error: GuidevaneError) -> str:

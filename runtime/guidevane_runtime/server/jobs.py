@@ -34,6 +34,8 @@ class Job:
     """One body, checked. Texts are not tokenised yet."""
 
     prompts: Sequence[str | list[int]]
+    prompt_field: str
+    """What the client calls them, for errors."""
     sampling: Sampling
     default_max_tokens: int | None
     """None: what is left of the context."""
@@ -66,6 +68,7 @@ def read_completion(body: CompletionRequest, services: Services) -> Job:
         body,
         _prompts(body.prompt),
         sampling,
+        prompt_field="prompt",
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         num_logprobs=body.logprobs,
         add_special_tokens=body.add_special_tokens is not False,
@@ -93,6 +96,7 @@ def read_chat(body: ChatCompletionRequest, services: Services) -> Job:
         body,
         [prompt],
         sampling,
+        prompt_field="messages",
         default_max_tokens=None,
         num_logprobs=num_logprobs,
         add_special_tokens=bool(body.add_special_tokens),
@@ -119,6 +123,7 @@ def _job(
     prompts: Sequence[str | list[int]],
     sampling: Sampling,
     *,
+    prompt_field: str,
     default_max_tokens: int | None,
     num_logprobs: int | None,
     add_special_tokens: bool,
@@ -134,6 +139,7 @@ def _job(
     options = body.stream_options
     return Job(
         prompts=prompts,
+        prompt_field=prompt_field,
         sampling=sampling,
         default_max_tokens=default_max_tokens,
         num_logprobs=num_logprobs,
@@ -175,9 +181,9 @@ def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
         raise InvalidRequest(
             f"{where}.role is {str(role)[:40]!r}, must be one of {', '.join(sorted(ROLES))}", param="messages"
         )
-    if message.get("tool_calls") or role == "tool":
+    if message.get("tool_calls") or message.get("function_call") or role == "tool":
         raise InvalidRequest(
-            f"{where} is about tools, which are not supported", code="unsupported_field", param="tools"
+            f"{where} is about tools, which are not supported; leave it out", code="unsupported_field", param="messages"
         )
     return {**message, "content": _content(message.get("content"), where)}
 

@@ -10,6 +10,7 @@ from guidevane_runtime.errors import EngineUnavailable, GuidevaneError, ServerEr
 from guidevane_runtime.server.admission import refusal_error, retry_after_s
 from guidevane_runtime.server.error_body import HttpError, error_response, log_failure
 from guidevane_runtime.server.metrics import ServerMetrics
+from guidevane_runtime.server.peers import watch_peer
 from guidevane_runtime.server.services import SERVICES
 from guidevane_runtime.server.tracing import IDS, RequestIds
 
@@ -25,6 +26,7 @@ def error_middleware(metrics: ServerMetrics | None = None) -> Middleware:
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[IDS] = RequestIds.of(request.headers)
+        watch_peer(request.transport)
         status = CLIENT_GONE
         try:
             response = await _answered(request, handler)
@@ -43,6 +45,13 @@ async def add_ids(request: web.Request, response: web.StreamResponse) -> None:
     ids = request.get(IDS)
     if ids is not None:
         response.headers.update(ids.headers())
+
+
+async def close_while_draining(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler of on_response_prepare: a client that comes again is to come to another process."""
+    if request.app[SERVICES].gate.is_draining:
+        response.headers[hdrs.CONNECTION] = "close"
+        response.force_close()
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -74,7 +83,7 @@ async def _mapped(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _hung_up(request: web.Request) -> web.Response:
-    """Nobody reads the answer: cut the connection, which a slow reader still holds, and count it."""
+    """Nobody reads the answer: cut the connection, and count it."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=CLIENT_GONE)

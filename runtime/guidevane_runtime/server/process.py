@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from guidevane_runtime.model_source import local_model_path
 from guidevane_runtime.server.api.admin import AdminToken, watch_lease
 from guidevane_runtime.server.app import create_admin_app, create_app
 from guidevane_runtime.server.bodies import BodyReader
+from guidevane_runtime.server.error_body import quotes_no_client
 from guidevane_runtime.server.guard_watch import build_guard, targets_of, watch_guard
 from guidevane_runtime.server.limits_keeper import LimitsKeeper
 from guidevane_runtime.server.metrics import ServerMetrics
@@ -70,7 +71,7 @@ class Server:
         path = local_model_path(settings.model)
         services = self._services = build_services(settings, self._engine, path)
         self._engine.set_tenants(services.tenants.command)
-        serving = _serving(create_app(services), "serving", settings.host, settings.port)
+        serving = listening(create_app(services), "serving", settings.host, settings.port)
         with self._signals(), services.pool:
             async with serving, self._admin_port(services):
                 if services.guard is not None:
@@ -84,9 +85,11 @@ class Server:
             raise StartError(self._failure.message)
 
     async def _serve(self, services: Services) -> None:
-        watches = [asyncio.create_task(watch(services)) for watch in (watch_lease, watch_tenants)]
-        if services.guard is not None:
-            watches.append(asyncio.create_task(watch_guard(services, services.guard, services.slo_file)))
+        guard = services.guard
+        looks = [lambda: watch_lease(services), lambda: watch_tenants(services)]
+        if guard is not None:
+            looks.append(lambda: watch_guard(services, guard, services.slo_file))
+        watches = [asyncio.create_task(keep_watching(look)) for look in looks]
         try:
             await self._wait_for_stop(services)
             await self._drain(services)
@@ -112,7 +115,7 @@ class Server:
     async def _drain(self, services: Services) -> None:
         """Not ready first, then wait for what is in flight."""
         deadline_s = services.clock() + self._settings.drain_seconds
-        services.gate.drain(deadline_s)
+        services.gate.drain()
         logger.info("draining", extra={"in_flight": services.gate.num_live, "drain_s": self._settings.drain_seconds})
         stopping = asyncio.create_task(self._stop_now.wait())
         while services.gate.num_live and services.clock() < deadline_s and not stopping.done():
@@ -127,7 +130,9 @@ class Server:
             yield
             return
         token = AdminToken(self._settings.read_admin_token, first)
-        async with _serving(create_admin_app(services, token), "admin", self._settings.host, self._settings.admin_port):
+        async with listening(
+            create_admin_app(services, token), "admin", self._settings.host, self._settings.admin_port
+        ):
             yield
 
     @contextlib.contextmanager
@@ -156,6 +161,16 @@ class Server:
             self._failure = failure
             self._stop.set()
             self._stop_now.set()
+
+
+async def keep_watching(look: Callable[[], Awaitable[None]], pause_s: float = 1.0) -> None:
+    """A look that fails is a bug of ours, and no reason to look no more: leases, keys and the guard hang on it."""
+    while True:
+        try:
+            await look()
+        except Exception:
+            logger.exception("a watch failed, and goes on")
+        await asyncio.sleep(pause_s)
 
 
 def build_services(
@@ -212,21 +227,25 @@ def _startup_limits(settings: RuntimeSettings) -> SchedulerLimits:
 
 
 @contextlib.asynccontextmanager
-async def _serving(app: web.Application, name: str, host: str, port: int) -> AsyncIterator[None]:
+async def listening(app: web.Application, name: str, host: str, port: int) -> AsyncIterator[None]:
     """An open port. A client that disconnects cancels its handler, which frees what the request holds."""
+    http_logger = logging.getLogger(f"{__name__}.http")
+    http_logger.addFilter(quotes_no_client)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
         keepalive_timeout=KEEPALIVE_TIMEOUT_S,
         shutdown_timeout=ABORT_GRACE_S,
+        auto_decompress=False,
         access_log=None,
+        logger=http_logger,
     )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port, backlog=1024)
         try:
             await site.start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for what can't be a host's name
             raise StartError(f"can't listen on {host}:{port}: {error}") from error
         logger.info("listening", extra={"port_name": name, "host": host, "port": runner.addresses[0][1]})
         yield

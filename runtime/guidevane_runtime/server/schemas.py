@@ -62,6 +62,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    # Other servers' names for a grammar.
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    logits_processors: Any = None
+    vllm_xargs: Any = None
     kv_transfer_params: Any = None
     repetition_detection: Any = None
     thinking_token_budget: Any = None
@@ -101,7 +108,14 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+
+    # As in a chat: known, and refused.
+    continue_final_message: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    tools: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -130,6 +144,12 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": (),
+    "logits_processors": ([],),
+    "vllm_xargs": ({},),
     "kv_transfer_params": (),
     "repetition_detection": (),
     "thinking_token_budget": (),
@@ -159,7 +179,7 @@ def parse_body(raw: bytes, kind: type[Body]) -> Body:
         raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from error
 
 
-def refuse_unsupported(request: SamplingFields) -> None:
+def refuse_unsupported(request: SamplingFields | TokenizeRequest) -> None:
     """Name the first field that asks for what this server can't do: better than an answer that ignores it."""
     for name, accepted in _ACCEPTED.items():
         value = getattr(request, name, None)

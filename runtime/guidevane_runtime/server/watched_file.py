@@ -32,7 +32,7 @@ class WatchedFile(Generic[Content]):
         """What it says at the start. Raises StartError for one that can't be read, or says something else."""
         try:
             self._seen = self._path.read_bytes()
-            return self._model.model_validate_json(self._seen)
+            return self._model.model_validate_json(self._seen, strict=True)
         except (OSError, ValidationError) as error:
             raise StartError(f"can't read {self._flag} {self._path}: {sentence_of(error)}") from error
 
@@ -46,7 +46,7 @@ class WatchedFile(Generic[Content]):
             self._seen = self._path.read_bytes()
             if self._seen == seen:
                 return None
-            content = self._model.model_validate_json(self._seen)
+            content = self._model.model_validate_json(self._seen, strict=True)
         except (OSError, ValidationError) as error:
             self._complain(sentence_of(error))
             return None

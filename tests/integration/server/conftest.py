@@ -21,6 +21,9 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from tests.integration.server.tenants import LIMITS as TENANT_LIMITS
+from tests.integration.server.tenants import TENANTS, TenantsFile
+
 TOKEN = "a-token-for-tests"
 START_TIMEOUT_S = 120.0
 VOCAB_SIZE = 258
@@ -29,7 +32,7 @@ CONTEXT = 16384
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and loop.index0 > 0 %}"
     "{{ raise_exception('a system message must come first') }}{% endif %}"
-    "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{{ tone }}{% endif %}"
 )
 
 
@@ -190,6 +193,25 @@ def runtime(start_runtime: StartRuntime, tiny_model: Path) -> Iterator[RuntimePr
         "waitingTimeoutMilliseconds": 60000,
     }
     with start_runtime(tiny_model, *TINY_FLAGS, limits=limits) as started:
+        started.wait_for_ports()
+        started.wait_for_engine()
+        yield started
+
+
+@pytest.fixture(scope="session")
+def tenants_file(tmp_path_factory: pytest.TempPathFactory) -> TenantsFile:
+    made = TenantsFile(tmp_path_factory.mktemp("tenants"))
+    made.write(TENANTS)
+    return made
+
+
+@pytest.fixture(scope="session")
+def tenants_runtime(
+    start_runtime: StartRuntime, tiny_model: Path, tenants_file: TenantsFile
+) -> Iterator[RuntimeProcess]:
+    """Two at once; who waits, waits long. Tests share it, and leave it idle, with the file as it was."""
+    flags = (*TINY_FLAGS, "--tenants-file", str(tenants_file.path))
+    with start_runtime(tiny_model, *flags, limits=TENANT_LIMITS) as started:
         started.wait_for_ports()
         started.wait_for_engine()
         yield started

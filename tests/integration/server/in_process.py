@@ -187,8 +187,10 @@ async def house(guard: Guard | None = None) -> AsyncIterator[House]:
         await engine.start(EngineSettings(model_path="/models/fake", limits=LIMITS, envelope=Envelope()))
         await engine.wait_ready()
         services.note_engine()
-        serving = TestClient(TestServer(create_app(services), handler_cancellation=True))
+        serving = TestClient(TestServer(create_app(services)))
         admin = TestClient(TestServer(create_admin_app(services, AdminToken(lambda: TOKEN, TOKEN))))
+        for client in (serving, admin):
+            await client.server.start_server(auto_decompress=False)
         async with serving, admin:
             try:
                 yield House(services, serving, admin, runner, clock)

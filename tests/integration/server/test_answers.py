@@ -177,6 +177,21 @@ async def test_tokenize_renders_a_chat(client: Any) -> None:
     assert back["prompt"] == "user: hi\nassistant:"
 
 
+async def test_tokenize_counts_what_a_chat_with_the_same_arguments_has(client: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    chat = {"messages": messages, "chat_template_kwargs": {"tone": "gently"}}
+    _, tokens, _ = await client.post("/tokenize", chat)
+    _, answer, _ = await client.post("/v1/chat/completions", {**chat, "max_tokens": 1})
+    _, plain, _ = await client.post("/tokenize", {"messages": messages})
+    assert tokens["count"] == answer["usage"]["prompt_tokens"] == plain["count"] + len("gently")
+
+
+@pytest.mark.parametrize("field", ["tools", "documents", "chat_template", "continue_final_message"])
+async def test_tokenize_refuses_what_a_chat_refuses(client: Any, field: str) -> None:
+    status, body, _ = await client.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}], field: True})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_field", field)
+
+
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": []}, {"model": "other", "prompt": "a"}])
 async def test_a_bad_tokenize_is_refused(client: Any, body: dict[str, Any]) -> None:
     status, _, _ = await client.post("/tokenize", body)

@@ -1,5 +1,7 @@
 import asyncio
 import json
+import socket
+import sys
 from typing import Any
 
 import pytest
@@ -8,8 +10,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from guidevane_runtime.errors import WaitedTooLong
 from guidevane_runtime.server.middleware import error_middleware
+from guidevane_runtime.server.peers import PATIENCE_S, watch_peer
 from guidevane_runtime.server.shapes import CompletionShape, Envelope
-from guidevane_runtime.server.streams import EventWriter, SlowReaderError, answer_stream
+from guidevane_runtime.server.streams import EventWriter, answer_stream
 
 
 class LateGeneration:
@@ -68,11 +71,13 @@ async def test_an_error_after_the_first_byte_is_an_event(error: Exception, code:
     assert "bug" not in page
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the options are Linux's")
 async def test_a_client_that_takes_nothing_is_cut_off() -> None:
     ended: asyncio.Queue[BaseException] = asyncio.Queue()
 
     async def flood(request: web.Request) -> web.StreamResponse:
-        writer = EventWriter(request, slow_reader_timeout_s=0.2)
+        watch_peer(request.transport, patience_s=0.2)
+        writer = EventWriter(request)
         try:
             while True:
                 await writer.send({"text": "x" * 100_000})
@@ -87,7 +92,7 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(20):
             error = await ended.get()
-            assert isinstance(error, SlowReaderError)
+            assert isinstance(error, asyncio.CancelledError | ConnectionError)
             # The connection is cut, not held open: what was in flight comes, and then its end.
             try:
                 while await reader.read(1 << 20):
@@ -95,3 +100,23 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
             except ConnectionResetError:
                 pass
         writer.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options are Linux's")
+async def test_the_kernel_cuts_a_connection_whose_client_takes_nothing_or_is_gone() -> None:
+    async def told(request: web.Request) -> web.Response:
+        connection = request.transport and request.transport.get_extra_info("socket")
+        options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)
+        found = [connection.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+        return web.json_response([*found, connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)])
+
+    app = web.Application(middlewares=[error_middleware()])
+    app.router.add_get("/", told)
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        page = await reader.read()
+        writer.close()
+    patience_ms, idle_s, is_kept_alive = json.loads(page.partition(b"\r\n\r\n")[2])
+    assert (patience_ms, is_kept_alive) == (PATIENCE_S * 1000, 1)
+    assert 0 < idle_s < PATIENCE_S

@@ -1,26 +1,14 @@
-"""Several tenants on one runtime, over HTTP: keys, caps, isolation, shares, deadlines, and a file that changes."""
+"""Several tenants on one runtime, over HTTP: keys, caps, isolation and shares."""
 
 import asyncio
-import hashlib
-import json
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-LIMITS = {
-    "maxModelLen": 16384,
-    "maxNumSeqs": 2,
-    "maxQueuedRequests": 1000,
-    "waitingTimeoutMilliseconds": 60000,
-}
-LONG = {"prompt": "a", "max_tokens": 16000, "ignore_eos": True}
-"""Outlives every wait of this file, and is aborted."""
-SHORT = {"prompt": "a", "max_tokens": 1}
+from tests.integration.server.tenants import LONG, SHORT, SMALL, holding, in_flight, key_of
+
 OPEN_ROUTES = ("/livez", "/readyz", "/health", "/ping", "/version", "/metrics")
 KEYED_ROUTES = (
     ("POST", "/v1/completions"),
@@ -30,83 +18,12 @@ KEYED_ROUTES = (
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 )
-SMALL = [f"small{number}" for number in range(9)]
-
-
-def tenant(name: str, **terms: Any) -> dict[str, Any]:
-    """Its key says whose it is."""
-    return {"name": name, "keySha256": [hashlib.sha256(f"key-of-{name}".encode()).hexdigest()], **terms}
-
-
-TENANTS = [
-    tenant("a"),
-    tenant("b"),
-    tenant("capped", maxInFlight=5),
-    tenant("brief", maxQueuedTokens=100),
-    tenant("hog"),
-    *(tenant(name) for name in SMALL),
-]
-
-
-def key_of(name: str, **more: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer key-of-{name}", **more}
-
-
-class TenantsFile:
-    """As Kubernetes mounts it: the name stays, what it points to is swapped."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "tenants.json"
-        self._num_versions = 0
-
-    def write(self, tenants: list[dict[str, Any]] | None = None, text: str | None = None) -> None:
-        self._num_versions += 1
-        version = self.path.with_name(f"version{self._num_versions}")
-        version.write_text(json.dumps({"tenants": tenants}) if text is None else text)
-        link = self.path.with_name("next")
-        link.symlink_to(version)
-        link.rename(self.path)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> TenantsFile:
-    made = TenantsFile(tmp_path_factory.mktemp("tenants"))
-    made.write(TENANTS)
-    return made
-
-
-@pytest.fixture(scope="module")
-def shared(start_runtime: Any, tiny_model: Path, file: TenantsFile) -> Iterator[Any]:
-    """Two at once; who waits, waits long."""
-    flags = ("--served-model-name", "tiny", "--dtype", "float32", "--kv-cache-memory", "4Mi")
-    with start_runtime(tiny_model, *flags, "--tenants-file", str(file.path), limits=LIMITS) as started:
-        started.wait_for_ports()
-        started.wait_for_engine()
-        yield started
 
 
 @pytest.fixture
-async def client(shared: Any, connect: Any) -> AsyncIterator[Any]:
-    async with connect(shared) as opened:
+async def client(tenants_runtime: Any, connect: Any) -> AsyncIterator[Any]:
+    async with connect(tenants_runtime) as opened:
         yield opened
-
-
-def in_flight(name: str) -> str:
-    return f"guidevane_tenant_requests_in_flight{{tenant={name}}}"
-
-
-@asynccontextmanager
-async def holding(client: Any, name: str, count: int) -> AsyncIterator[None]:
-    """That many long requests of a tenant between the door and their end; aborted at the exit."""
-    tasks = [asyncio.create_task(client.post("/v1/completions", LONG, headers=key_of(name))) for _ in range(count)]
-    try:
-        await client.wait_for_metric(in_flight(name), count)
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await client.wait_until_idle()
 
 
 # ----------------------------------------------------------------------------------------------------------------- keys
@@ -257,159 +174,3 @@ async def test_offline_work_gets_its_share_beside_interactive_work(client: Any) 
     last_interactive = max(at for at, label in enumerate(order) if label == "interactive")
     # Nine to one: 36 beside 4, and what runs at the same time.
     assert 2 <= Counter(order[:last_interactive])["offline"] <= 4 + 4
-
-
-# ------------------------------------------------------------------------------------------------------------ deadlines
-
-
-async def test_a_deadline_that_passes_in_the_queue_is_504_with_its_own_code(client: Any) -> None:
-    name = "guidevane_admission_rejections_total{reason=deadline_exceeded}"
-    async with holding(client, "a", 2):
-        before = await client.metrics()
-        status, body, headers = await client.post(
-            "/v1/completions", SHORT, headers=key_of("b", **{"X-Deadline-Ms": "200"})
-        )
-        after = await client.metrics()
-    assert (status, body["error"]["code"], body["error"]["type"]) == (504, "deadline_exceeded", "timeout_error")
-    assert "the deadline passed" in body["error"]["message"] and "after 0 tokens" in body["error"]["message"]
-    assert headers["x-should-retry"] == "false"
-    assert after[name] == before[name] + 1
-    assert after["guidevane_admission_rejections_total{reason=timeout}"] == 0
-
-
-async def test_a_deadline_that_passes_in_mid_answer_is_an_event_of_the_stream(client: Any) -> None:
-    before = await client.metrics()
-    body = {**LONG, "stream": True}
-    headers = key_of("a", **{"X-Deadline-Ms": "2000"})
-    async with client.session.post(f"{client.runtime.url}/v1/completions", json=body, headers=headers) as response:
-        events = [line.removeprefix("data: ") for line in (await response.text()).split("\n\n") if line]
-    assert response.status == 200
-    *chunks, error, done = events
-    assert chunks and done == "[DONE]"
-    assert json.loads(error)["error"]["code"] == "deadline_exceeded"
-    await client.wait_until_idle()
-    after = await client.metrics()
-    # It ended as aborted, and was not refused: it had an answer.
-    outcome, refused = "vllm:request_success_total{finished_reason=abort}", "guidevane_admission_rejections_total"
-    assert after[outcome] == before[outcome] + 1
-    for reason in ("deadline_exceeded", "timeout"):
-        assert after[f"{refused}{{reason={reason}}}"] == before[f"{refused}{{reason={reason}}}"]
-
-
-async def test_a_deadline_that_is_kept_changes_nothing(client: Any) -> None:
-    status, body, _ = await client.post(
-        "/v1/completions", SHORT, headers=key_of("a", **{"X-Deadline-Ms": "60000", "X-Priority": "-1"})
-    )
-    assert (status, body["usage"]["completion_tokens"]) == (200, 1)
-
-
-@pytest.mark.parametrize("name", ["X-Deadline-Ms", "X-Priority", "X-Request-Class"])
-async def test_a_header_that_says_nothing_known_is_400_and_named(client: Any, name: str) -> None:
-    status, body, _ = await client.post("/v1/completions", SHORT, headers=key_of("a", **{name: "soon"}))
-    assert (status, body["error"]["param"]) == (400, name)
-
-
-# ---------------------------------------------------------------------------------------------------------- admin port
-
-
-async def ask(client: Any, path: str) -> Any:
-    headers = {"Authorization": "Bearer a-token-for-tests"}
-    async with client.session.get(client.runtime.admin_url + path, headers=headers) as response:
-        assert response.status == 200
-        return await response.json()
-
-
-async def test_an_administrator_sees_terms_and_use_of_each_tenant_and_no_key(client: Any) -> None:
-    async with holding(client, "capped", 3):
-        body = await ask(client, "/admin/tenants")
-    assert [one["name"] for one in body["tenants"]] == [one["name"] for one in TENANTS]
-    capped = next(one for one in body["tenants"] if one["name"] == "capped")
-    assert {**capped, "numPromptTokens": 0, "numGenerationTokens": 0} == {
-        "name": "capped",
-        "weight": 1,
-        "maxInFlight": 5,
-        "maxQueuedTokens": None,
-        "numKeys": 1,
-        "numInFlight": 3,
-        "numWaiting": 1,
-        "numQueuedTokens": 1,
-        "numPromptTokens": 0,
-        "numGenerationTokens": 0,
-    }
-    assert body["classes"] == {"interactive": 9, "offline": 1}
-    assert (body["offlinePaused"], body["fileGood"]) == (False, True)
-    assert not any(digest in str(body) for one in TENANTS for digest in one["keySha256"])
-
-
-async def test_an_administrator_sees_whose_a_request_is_and_its_class(client: Any) -> None:
-    headers = key_of("b", **{"X-Request-Class": "offline", "X-Request-Id": "mine"})
-    post = asyncio.create_task(client.post("/v1/completions", LONG, headers=headers))
-    await client.wait_for_metric("vllm:num_requests_running", 1)
-    (one,) = (await ask(client, "/admin/requests/mine"))["requests"]
-    post.cancel()
-    assert (one["tenant"], one["class"]) == ("b", "offline")
-    await client.wait_until_idle()
-
-
-# ------------------------------------------------------------------------------------------------- a file that changes
-
-
-async def wait_for_status(client: Any, name: str, wanted: int) -> None:
-    deadline_s = time.monotonic() + 20
-    while (status := (await client.post("/v1/completions", SHORT, headers=key_of(name)))[0]) != wanted:
-        assert time.monotonic() < deadline_s, f"{name} still gets {status}"
-        await asyncio.sleep(0.05)
-
-
-async def test_a_change_of_the_file_holds_at_once_and_harms_no_stream(client: Any, file: TenantsFile) -> None:
-    async def stream() -> list[Any]:
-        body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        headers = key_of("b")
-        async with client.session.post(f"{client.runtime.url}/v1/completions", json=body, headers=headers) as response:
-            return (await response.text()).split("\n\n")
-
-    try:
-        async with holding(client, "capped", 3):
-            pass
-        streaming = asyncio.create_task(stream())
-        await client.wait_for_metric(in_flight("b"), 1)
-        file.write([tenant("a"), tenant("capped", maxInFlight=1), tenant("new")])
-        await wait_for_status(client, "new", 200)
-        await wait_for_status(client, "b", 401)
-        assert not streaming.done(), "the stream ended before the file had changed"
-        assert in_flight("b") in await client.metrics()
-        status, body, _ = await client.post("/v1/completions", {**SHORT, "n": 2}, headers=key_of("capped"))
-        assert (status, body["error"]["param"]) == (400, "n")
-        events = [event for event in await streaming if event]
-        assert events[-1] == "data: [DONE]" and '"finish_reason":"length"' in events[-2]
-        await client.wait_until_idle()
-        assert not any("tenant=b" in series for series in await client.metrics())
-    finally:
-        file.write(TENANTS)
-        await wait_for_status(client, "b", 200)
-
-
-async def test_a_bad_file_changes_nothing_and_is_seen(client: Any, file: TenantsFile) -> None:
-    try:
-        file.write(text='{"tenants": [{"name": "a", "weight": 0}]}')
-        await client.wait_for_metric("guidevane_tenants_file_good", 0)
-        assert (await client.post("/v1/completions", SHORT, headers=key_of("b")))[0] == 200
-        warnings = [one for one in client.runtime.entries if one["message"] == "file ignored"]
-        assert "tenants.0.weight" in warnings[-1]["reason"]
-    finally:
-        file.write(TENANTS)
-        await client.wait_for_metric("guidevane_tenants_file_good", 1)
-
-
-def test_a_bad_file_at_the_start_stops_it_with_a_sentence(start_runtime: Any, tiny_model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "tenants.json"
-    path.write_text('{"tenants": [{"name": "a"}, {"name": "a"}]}')
-    with start_runtime(tiny_model, "--tenants-file", str(path)) as started:
-        assert started.process.wait(60) == 3
-        reason = Path(f"{started.log}.reason").read_text()
-    assert "--tenants-file" in reason and "2 tenants have the name a; give each tenant its own" in reason
-
-
-async def test_no_key_is_in_the_log(client: Any) -> None:
-    log = client.runtime.log.read_text()
-    assert "tenants changed" in log and "key-of-" not in log

@@ -68,6 +68,12 @@ COMPLETION_CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("prompt_logprobs", {"prompt_logprobs": 1}, 400, "prompt_logprobs"),
     ("structured outputs", {"structured_outputs": {"regex": "a"}}, 400, "structured_outputs"),
     ("response_format", {"response_format": {"type": "json_object"}}, 400, "response_format"),
+    ("another server's schema", {"json_schema": "{}"}, 400, "json_schema"),
+    ("another server's regex", {"regex": "a+"}, 400, "regex"),
+    ("another server's ebnf", {"ebnf": 'root ::= "a"'}, 400, "ebnf"),
+    ("another server's grammar", {"grammar": 'root ::= "a"'}, 400, "grammar"),
+    ("logits processors", {"logits_processors": ["x"]}, 400, "logits_processors"),
+    ("arguments of another server's plugins", {"vllm_xargs": {"a": 1}}, 400, "vllm_xargs"),
     ("cache_salt", {"cache_salt": ""}, 400, "cache_salt"),
     ("service_tier", {"service_tier": "priority"}, 400, "service_tier"),
 ]
@@ -80,6 +86,9 @@ CHAT_CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("no role", {"messages": [{"content": "x"}]}, 400, "messages"),
     ("an image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
     ("content is a number", {"messages": [{"role": "user", "content": 3}]}, 400, "messages"),
+    ("what a tool said", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, 400, "messages"),
+    ("a call of a tool", {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400, "messages"),
+    ("a call of a function", {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, 400, "messages"),
     ("a message that is a text", {"messages": ["hello"]}, 400, "messages"),
     ("tools", {"tools": [{"type": "function"}]}, 400, "tools"),
     ("tool_choice", {"tool_choice": "required"}, 400, "tool_choice"),
@@ -172,8 +181,18 @@ async def test_prompt_and_output_must_fit_the_context(
     got, body, _ = await client.post("/v1/completions", {"prompt": [65] * num_prompt, "max_tokens": max_tokens})
     assert got == status
     if status == 400:
-        assert body["error"]["code"] == "context_length_exceeded"
+        assert (body["error"]["code"], body["error"]["param"]) == ("context_length_exceeded", "prompt")
         assert str(num_prompt) in body["error"]["message"] and str(CONTEXT) in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [("a" * CONTEXT, "context_length_exceeded"), ("a<beyond>", "invalid_request")]
+)
+async def test_a_conversation_is_called_messages_in_what_is_wrong_with_its_prompt(
+    client: Any, content: str, code: str
+) -> None:
+    status, body, _ = await client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, code, "messages")
 
 
 async def test_a_method_that_a_client_made_up_is_no_label_of_its_own(client: Any) -> None:

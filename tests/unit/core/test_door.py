@@ -13,11 +13,11 @@ from tests.unit.core.door_house import A, B, House, refusal
 # --------------------------------------------------------------------------------------------------------- open or not
 
 
-def test_draining_says_how_long_it_takes() -> None:
+def test_draining_sends_a_request_to_another_replica_at_once() -> None:
     house = House()
-    house.gate.drain(house.now_s + 12.5)
+    house.gate.drain()
     found = refusal(house.enter)
-    assert (found.reason, found.wait_s) == (Rejection.DRAINING, 12.5)
+    assert (found.reason, found.wait_s) == (Rejection.DRAINING, 0.0)
     assert found.message == str(found) == "the server is shutting down; send this to another replica"
 
 
@@ -211,7 +211,7 @@ def test_the_cheapest_rung_that_says_no_is_the_one_that_is_told() -> None:
         (Rejection.TENANT_TOKENS, lambda: house.agree()),
         (Rejection.LONG_CONTEXT, lambda: setattr(house.gate, "long_context_pause_s", None)),
         (Rejection.DEADLINE_UNREACHABLE, house.gate.engine_lost),
-        (Rejection.NOT_READY, lambda: house.gate.drain(house.now_s + 10)),
+        (Rejection.NOT_READY, house.gate.drain),
         (Rejection.DRAINING, lambda: None),
     ]
     for reason, clear in ladder:

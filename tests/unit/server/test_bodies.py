@@ -1,13 +1,13 @@
 """Bodies that are being read hold a bounded number of bytes, whatever clients do."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
-from aiohttp import web
 
 from guidevane_runtime.core.door import Refused, Rejection
-from guidevane_runtime.errors import InvalidRequest
+from guidevane_runtime.errors import BodyTooLarge, InvalidRequest, UnsupportedBody
 from guidevane_runtime.server.bodies import BodyReader
 
 
@@ -15,6 +15,8 @@ class Upload:
     """A request whose body comes piece by piece; an empty piece is its end."""
 
     client_max_size = 100
+    content_length: int | None = None
+    headers: Mapping[str, str] = {}
 
     def __init__(self, *pieces: bytes) -> None:
         self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
@@ -104,9 +106,23 @@ async def test_a_body_that_does_not_end_is_400_with_what_came(clock: Clock) -> N
 
 async def test_a_body_above_the_size_limit_is_413(clock: Clock) -> None:
     reader = BodyReader(clock)
-    with pytest.raises(web.HTTPRequestEntityTooLarge):
+    with pytest.raises(BodyTooLarge):
         await Upload(b"x" * 100, b"y", b"").read_with(reader)
     assert reader.num_bytes == 0
+
+
+async def test_a_body_that_announces_too_much_is_not_waited_for(clock: Clock) -> None:
+    upload = Upload()
+    upload.content_length = 101
+    with pytest.raises(BodyTooLarge, match="101 bytes or more, 100 are allowed"):
+        await asyncio.wait_for(upload.read_with(BodyReader(clock)), 5)
+
+
+async def test_a_compressed_body_is_not_unfolded(clock: Clock) -> None:
+    upload = Upload(b"", b"")
+    upload.headers = {"Content-Encoding": " GZip"}
+    with pytest.raises(UnsupportedBody, match="Content-Encoding is 'gzip'"):
+        await upload.read_with(BodyReader(clock))
 
 
 async def test_the_wait_is_the_time_that_bodies_take(clock: Clock) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,14 +60,23 @@ def test_variables_of_others_are_no_fault(name: str) -> None:
     assert read_settings(["--model", "m"], {name: "/x"}).model == "m"
 
 
-def test_an_unknown_flag_ends_with_status_2_and_is_named() -> None:
+def test_an_unknown_flag_ends_with_status_2_and_is_named_where_kubernetes_looks(tmp_path: Path) -> None:
+    reason = tmp_path / "reason"
     ended = subprocess.run(
         [sys.executable, "-m", "guidevane_runtime", "--model", "m", "--prot", "1"],
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "GUIDEVANE_TERMINATION_LOG": str(reason)},
     )
     assert ended.returncode == 2 and "--prot" in ended.stderr
+    assert "--prot" in reason.read_text()
+
+
+@pytest.mark.parametrize("flag", ["--drain-seconds", "--hang-seconds", "--num-threads", "--envelope-max-model-len"])
+def test_a_number_that_nothing_could_count_to_is_named(flag: str) -> None:
+    with pytest.raises(StartError, match=flag.removeprefix("--").replace("-", "_")):
+        read_settings(["--model", "m", flag, "9" * 400], {})
 
 
 def test_the_served_name_is_the_last_part_of_the_model_by_default() -> None:
@@ -114,6 +124,19 @@ def test_a_folder_with_one_gguf_means_that_file(tmp_path: Path) -> None:
 def test_a_scheme_that_is_not_read_is_named() -> None:
     with pytest.raises(UnsupportedModel, match="s3://"):
         local_model_path("s3://bucket/model")
+
+
+@pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 256, 256), (64, 64, 64)])
+def test_as_many_connections_are_allowed_as_the_system_lets_us(soft: int, hard: int, raised: int) -> None:
+    code = (
+        "import resource\n"
+        "from guidevane_runtime.__main__ import allow_many_connections\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "allow_many_connections()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == str((raised, hard))
 
 
 def test_the_server_never_imports_torch() -> None:

@@ -15,6 +15,7 @@ from guidevane_api.admin import LimitsPatch
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.messages import SetLimits
 from guidevane_runtime.errors import EngineUnavailable, StartError, Unauthorized
+from guidevane_runtime.server.bodies import ensure_plain
 from guidevane_runtime.server.error_body import error_body
 from guidevane_runtime.server.limits_keeper import RefusedLimits
 from guidevane_runtime.server.services import SERVICES, Services
@@ -37,6 +38,7 @@ async def change_limits(request: web.Request) -> web.Response:
     """All fields at one iteration boundary, or none. Answers when the engine obeys them."""
     services = request.app[SERVICES]
     try:
+        ensure_plain(request)
         patch = _parse(await request.read())
         limits = services.limits
         old, before = limits.target, limits.command
@@ -115,7 +117,7 @@ async def _obey_or_log(services: Services, command: SetLimits) -> None:
 
 def _parse(raw: bytes) -> LimitsPatch:
     try:
-        return LimitsPatch.model_validate_json(raw)
+        return LimitsPatch.model_validate_json(raw, strict=True)
     except ValidationError as error:
         found = {".".join(map(str, one["loc"])) or "body": one["msg"] for one in error.errors(include_url=False)}
         raise RefusedLimits({field: f"{field}: {message}" for field, message in found.items()}) from error

@@ -3,10 +3,12 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from aiohttp import web
 
+from guidevane_runtime.core.door import Refused
 from guidevane_runtime.core.leases import Lease
 from guidevane_runtime.errors import InvalidRequest
 from guidevane_runtime.server.choices import Choice
@@ -93,7 +95,7 @@ async def _answer(request: web.Request, read: ReadJob, prefix: str, make_shape: 
         standing = wishes.standing(tenant, job, services.clock())
         leases = services.gate.enter(standing, job.count)
     try:
-        with services.door(tenant):
+        with services.door(tenant), _blaming(job.prompt_field):
             choices = await _choices(job, services, leases)
         envelope = Envelope(
             answer_id=f"{prefix}-{uuid.uuid4().hex}",
@@ -126,6 +128,17 @@ async def _generate(
         services.metrics.answer_ended(job.sampling.n, max(choice.num_tokens for choice in generation.choices))
 
 
+@contextmanager
+def _blaming(prompt_field: str) -> Iterator[None]:
+    """What is refused of tokens and blames no other field is the prompt's own size."""
+    try:
+        yield
+    except Refused as refused:
+        if refused.wait_s is None:
+            refused.param = refused.param or prompt_field
+        raise
+
+
 async def _choices(job: Job, services: Services, leases: Sequence[Lease]) -> list[Choice]:
     """Tokenise, check what each prompt asks for, and charge the leases: nothing is awaited after the first check."""
     gate, n, wanted = services.gate, job.sampling.n, job.sampling.max_tokens
@@ -133,10 +146,10 @@ async def _choices(job: Job, services: Services, leases: Sequence[Lease]) -> lis
     max_tokens = []
     for prompt in prompts:
         if not prompt:
-            raise InvalidRequest("the prompt has no tokens; send at least one character", param="prompt")
+            raise InvalidRequest("the prompt has no tokens; send at least one character", param=job.prompt_field)
         gate.check_prompt(len(prompt), wanted.value, wanted.name)
         # Of texts too: a tokenizer may know tokens that were added after the model's last row.
-        check_token_ids(prompt, services.vocab_size, "prompt")
+        check_token_ids(prompt, services.vocab_size, job.prompt_field)
         limit = wanted.value or gate.default_max_tokens(len(prompt), job.default_max_tokens)
         if job.sampling.template.min_tokens > limit:
             raise InvalidRequest(
