@@ -1,7 +1,7 @@
-"""Why a request is not running: which limit holds it back right now, and its place in the queue. Pure, changes nothing.
+"""Why a request is not running: which limit holds it back right now, and its place in the queue.
 
 It asks the very rules that the next step's admissions will ask: what is said here is what will happen, if no mail comes
-in between and no decode takes a block from somebody.
+in between and nobody is preempted. It changes nothing, but ends what is due by now, as that step would first of all.
 """
 
 from collections.abc import Iterable
@@ -31,6 +31,7 @@ class Told(NamedTuple):
 
 def explain(scheduler: Scheduler, request_ids: Iterable[str], now_s: float) -> tuple[Explanation, ...]:
     """One explanation per request that is live, in the order asked for."""
+    scheduler.catch_up(now_s)
     view = _View(scheduler, now_s)
     found = [request for request_id in request_ids if (request := scheduler.live(request_id))]
     # As the step will ask: a rule may hold who comes later for the sake of who came first.

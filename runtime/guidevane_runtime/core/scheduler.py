@@ -131,14 +131,19 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------------- the step
 
+    def catch_up(self, now_s: float) -> None:
+        """End what time, or a failed compile, has ended, and line up what is compiled. Welcome during a step too."""
+        self._expire(now_s)
+        for request, why in self._waiting.line_up_compiled().items():
+            self._end(request, Stop(FinishReason.ERROR), error=why)
+
     def schedule(self, now_s: float) -> ScheduledBatch:
         """Plan one step: decodes, then short prompts in their reserve, prefills in progress, and whoever else waits.
 
         Whatever is left over may go to draft tokens.
         """
         assert not self._in_flight.is_on, "a step was planned before the last one was applied"
-        self._expire(now_s)
-        self._line_up_compiled()
+        self.catch_up(now_s)
         step = self._new_step(now_s)
         self._shrink_if_ordered(step)
         self.limits.settle(self._use_of_limits)
@@ -228,10 +233,6 @@ class Scheduler:
         while (due := self._deadlines.first) and deadline_of(due) <= now_s:
             late = f"the deadline passed {now_s - deadline_of(due):.3f} s ago, after {due.num_output_tokens} tokens"
             self._end(due, Stop(FinishReason.TIMEOUT), error=f"{late}; ask for fewer or give it more time")
-
-    def _line_up_compiled(self) -> None:
-        for request, why in self._waiting.line_up_compiled().items():
-            self._end(request, Stop(FinishReason.ERROR), error=why)
 
     def _new_step(self, now_s: float) -> StepPlan:
         return StepPlan(self._num_steps + 1, now_s, self.limits.target)
