@@ -26,8 +26,8 @@ CORE = Path("guidevane_runtime/core")
 METAS = STAGE / "mutants" / CORE
 HEADLINE = {
     *("block_pool.py", "prefix_cache.py"),
-    *("scheduler.py", "budget.py", "preemption.py", "outputs.py"),
-    *("admission.py", "rules.py", "constraints.py", "door.py", "leases.py"),
+    *("scheduler.py", "budget.py", "running.py", "preemption.py", "outputs.py"),
+    *("entrance.py", "admission.py", "rules.py", "constraints.py", "door.py", "leases.py"),
 }
 """Pool, scheduler and admission: the files that `LEAST_KILLED` is about."""
 LEAST_KILLED = 0.9

@@ -6,6 +6,7 @@ aborts, limits, terms and time, also while a step is in flight; its result may b
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -14,25 +15,33 @@ from guidevane_api.admin import LimitsSource, ShrinkMode
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.admission import MAX_PREEMPTIONS_ON_ESTIMATE
 from guidevane_runtime.core.block_pool import BlockPool
+from guidevane_runtime.core.constraints import AdapterSlots
 from guidevane_runtime.core.explain import explain
-from guidevane_runtime.core.messages import CacheScope, FinishReason, SetLimits, SetTenants
-from guidevane_runtime.core.plan import ScheduledBatch
+from guidevane_runtime.core.messages import CacheScope, FinishReason, SetLimits, SetTargets, SetTenants
+from guidevane_runtime.core.plan import ScheduledBatch, load_of
 from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.scheduler import Scheduler
 from guidevane_runtime.core.tenants import TenantPolicy
-from tests.property.checks import Before, Step, check_told
+from tests.property.checks import Before, House, Step, check_told
 from tests.property.machine import Machine, size_of
 from tests.property.traffic import (
+    COSTS,
     EOS_TOKEN_IDS,
+    LESSONS,
     MODEL_LEN,
     VOCAB_SIZE,
     Client,
+    Compiled,
     Draft,
+    FixedForecast,
     Leave,
     Mail,
     NewLimits,
+    NewTarget,
     NewTerms,
+    OfflinePause,
     Pause,
+    ScriptedGrammar,
     SpoilingRunner,
     draft_st,
     leave_st,
@@ -41,19 +50,31 @@ from tests.property.traffic import (
     new_limits_st,
     new_terms_st,
     pause_st,
+    surroundings_st,
 )
 
 
 class SchedulerMachine(Machine):
     @initialize(
-        num_tokens=st.sampled_from([16, 60, 90, 120, 180, 240]),
+        num_tokens=st.sampled_from([16, 60, 120, 180, 240, 360]),
         block_size=st.sampled_from([1, 2, 3, 4, 16]),
         limits=limits_st,
         shares=st.sampled_from([True, True, False]),
         min_awaited_tokens=st.sampled_from([1, 10, 64]),
+        max_adapters=st.integers(1, 3),
+        num_expected_tokens=st.sampled_from([None, 0, 0, 10]),
+        knows_costs=st.booleans(),
     )
     def boot(
-        self, num_tokens: int, block_size: int, limits: SchedulerLimits, shares: bool, min_awaited_tokens: int
+        self,
+        num_tokens: int,
+        block_size: int,
+        limits: SchedulerLimits,
+        shares: bool,
+        min_awaited_tokens: int,
+        max_adapters: int,
+        num_expected_tokens: int | None,
+        knows_costs: bool,
     ) -> None:
         num_blocks = num_tokens // block_size
         self.pool = BlockPool(num_blocks, block_size)
@@ -64,8 +85,15 @@ class SchedulerMachine(Machine):
             max_model_len=MODEL_LEN,
             eos_token_ids=EOS_TOKEN_IDS,
             prefix_cache=PrefixCache(self.pool, is_enabled=shares, min_awaited_tokens=min_awaited_tokens),
+            constraints=[AdapterSlots(max_adapters)],
+            forecast=None if num_expected_tokens is None else FixedForecast(num_expected_tokens),
         )
-        self.min_awaited_tokens = min_awaited_tokens if shares else None
+        self.house = House(min_awaited_tokens if shares else None, max_adapters)
+        self.slowness = 1.0
+        if knows_costs:
+            self.scheduler.set_targets(SetTargets(0.04))
+            for load in LESSONS:
+                self.scheduler.note_step_time(load, COSTS.seconds(load))
         self.clients: dict[str, Client] = {}
         self.writers: dict[int, CacheScope] = {}
         """Who wrote last to a block."""
@@ -79,10 +107,11 @@ class SchedulerMachine(Machine):
 
     # ------------------------------------------------------------------------------------------------ actions
 
-    @rule(drafts=st.lists(draft_st, min_size=1, max_size=8))
-    def submit(self, drafts: list[Draft]) -> None:
+    @rule(drafts=st.lists(draft_st, min_size=1, max_size=8), num_steps=st.integers(0, 4))
+    def submit(self, drafts: list[Draft], num_steps: int) -> None:
         for draft in drafts:
             self.deliver(draft)
+        self.run(num_steps)
 
     @rule(leave=leave_st)
     def abort(self, leave: Leave) -> None:
@@ -105,6 +134,10 @@ class SchedulerMachine(Machine):
     def set_tenants(self, terms: NewTerms) -> None:
         self.deliver(terms)
 
+    @rule(mail=surroundings_st)
+    def hear_of_surroundings(self, mail: Mail) -> None:
+        self.deliver(mail)
+
     @rule(pause=pause_st)
     def wait(self, pause: Pause) -> None:
         self.deliver(pause)
@@ -112,6 +145,17 @@ class SchedulerMachine(Machine):
     @rule(num_steps=st.integers(1, 8))
     def steps(self, num_steps: int) -> None:
         self.run(num_steps)
+
+    @rule(num_steps=st.integers(1, 4))
+    def steps_that_were_explained(self, num_steps: int) -> None:
+        for _ in range(num_steps if self.scheduler.has_work else 1):
+            told = explain(self.scheduler, list(self.clients), self.now_s)
+            self.listen()
+            step = self.plan()
+            # That a decode lacks a block is seen only when the step is planned.
+            if not step.has_preempted:
+                check_told(told, step)
+            self.finish(step.batch)
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(mail=st.lists(mail_st, max_size=6))
@@ -122,17 +166,6 @@ class SchedulerMachine(Machine):
     @rule(failing=st.sets(st.integers(0, 5), min_size=1, max_size=3))
     def step_with_bad_rows(self, failing: set[int]) -> None:
         self.step(failing=failing)
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule()
-    def step_that_was_explained(self) -> None:
-        told = explain(self.scheduler, list(self.clients), self.now_s)
-        num_ended = self.num_ended()
-        step = self.plan()
-        # A decode that lacks a block, and a deadline that has passed, are seen only when the step is planned.
-        if not step.has_preempted and self.num_ended() == num_ended:
-            check_told(told, step.batch)
-        self.finish(step.batch)
 
     # ------------------------------------------------------------------------------------------------ the mail
 
@@ -146,13 +179,23 @@ class SchedulerMachine(Machine):
                 self.take_limits(mail)
             case NewTerms():
                 self.take_terms(mail)
+            case OfflinePause():
+                self.take_terms(NewTerms(replace(self.policy, pauses_offline=mail.is_on), 1))
+            case NewTarget():
+                self.scheduler.set_targets(SetTargets(mail.itl_s))
+                self.slowness = mail.slowness
+            case Compiled():
+                self.take_compiled(mail)
             case Pause():
                 self.now_s += mail.seconds
 
     def take_draft(self, draft: Draft) -> None:
-        submit = draft.submit(str(len(self.clients)), self.now_s)
-        self.clients[submit.request_id] = Client(submit, self.scheduler.limits.target, self.pool, self.runner)
-        self.scheduler.submit(submit)
+        submit, grammar = draft.submit(str(len(self.clients)), self.now_s), draft.grammar()
+        limits = self.scheduler.limits.target
+        self.clients[submit.request_id] = Client(submit, grammar, limits, self.pool, self.runner)
+        if grammar:
+            self.runner.grammars[submit.request_id] = grammar
+        self.scheduler.submit(submit, grammar=grammar)
         self.listen()
 
     def take_leave(self, leave: Leave) -> None:
@@ -178,6 +221,16 @@ class SchedulerMachine(Machine):
         if is_newer:
             self.policy, self.terms_epoch = new.policy, self.terms_epoch + new.ahead
 
+    def take_compiled(self, compiled: Compiled) -> None:
+        if compiling := self.compiling():
+            grammar = compiling[compiled.place % len(compiling)]
+            grammar.is_ready, grammar.error = not compiled.error, compiled.error
+
+    def compiling(self) -> list[ScriptedGrammar]:
+        """Of those that have not ended."""
+        grammars = [client.grammar for client in self.clients.values() if client.grammar and not client.ends]
+        return [grammar for grammar in grammars if grammar.is_compiling]
+
     # ------------------------------------------------------------------------------------------------ the step
 
     def step(self, mail: list[Mail] | None = None, failing: Collection[int] = ()) -> None:
@@ -197,7 +250,7 @@ class SchedulerMachine(Machine):
     def plan(self) -> Step:
         before = Before.of(self.scheduler)
         self.is_in_step = True
-        step = Step(self.scheduler, self.scheduler.schedule(self.now_s), before, self.now_s, self.min_awaited_tokens)
+        step = Step(self.scheduler, self.scheduler.schedule(self.now_s), before, self.now_s, self.house)
         self.listen()
         step.check(self.policy, self.cool_until)
         if step.has_preempted:
@@ -211,15 +264,14 @@ class SchedulerMachine(Machine):
             client = self.clients[seq.request_id]
             client.is_failing |= bool(sampled and sampled.error and not client.ends)
         self.scheduler.apply(batch, output)
+        load = load_of(batch)
+        self.scheduler.note_step_time(load, self.slowness * COSTS.seconds(load))
         self.is_in_step = False
         self.listen()
 
     def listen(self) -> None:
         for output in self.scheduler.take_outputs():
             self.clients[output.request_id].hear(output, self.now_s)
-
-    def num_ended(self) -> int:
-        return sum(bool(client.ends) for client in self.clients.values())
 
     # --------------------------------------------------------------------------------------------- invariants
 
@@ -282,6 +334,9 @@ class SchedulerMachine(Machine):
         """I3: whatever is left runs to its end in a bounded number of steps; then nothing is held."""
         if getattr(self, "is_in_step", True):
             return  # a step failed, or there was none
+        for grammar in self.compiling():
+            grammar.is_ready = True
+        self.step()
         for _ in range(sum(len(client.expected) + MODEL_LEN for client in self.clients.values()) * 4):
             if not self.scheduler.has_work:
                 break

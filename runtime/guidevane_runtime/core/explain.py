@@ -1,16 +1,17 @@
-"""Why a request is not running: which limit holds it back right now, and its place in the queue. Pure, changes nothing.
+"""Why a request is not running: which limit holds it back right now, and its place in the queue.
 
 It asks the very rules that the next step's admissions will ask: what is said here is what will happen, if no mail comes
-in between and no decode takes a block from somebody.
+in between and nobody is preempted. It changes nothing, but ends what is due by now, as that step would first of all.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from guidevane_runtime.core.budget import LEFT_BY_SHORT, budget_of, short_of_tokens
+from guidevane_runtime.core.budget import LEFT_BY_SHORT, StepPlan, budget_of, short_of_tokens
+from guidevane_runtime.core.entrance import Entrance
 from guidevane_runtime.core.messages import Explanation, Hold
 from guidevane_runtime.core.request import Request, RequestState
-from guidevane_runtime.core.rules import Held
+from guidevane_runtime.core.rules import AdmissionRules, Held
 from guidevane_runtime.core.scheduler import Scheduler
 
 NEXT_STEP = Held(Hold.NOTHING, "it is part of the next step")
@@ -30,6 +31,7 @@ class Told(NamedTuple):
 
 def explain(scheduler: Scheduler, request_ids: Iterable[str], now_s: float) -> tuple[Explanation, ...]:
     """One explanation per request that is live, in the order asked for."""
+    scheduler.catch_up(now_s)
     view = _View(scheduler, now_s)
     found = [request for request_id in request_ids if (request := scheduler.live(request_id))]
     # As the step will ask: a rule may hold who comes later for the sake of who came first.
@@ -41,12 +43,13 @@ class _View:
     """The scheduler as it stands before its next step; made once for all requests of a question."""
 
     def __init__(self, scheduler: Scheduler, now_s: float) -> None:
+        entrance = scheduler.entrance
         self._step = scheduler.next_step(now_s)
-        self._door = scheduler.door(self._step)
-        self._rules = scheduler.admission_rules(self._step)
-        self._head = scheduler.head(self._rules)
-        self._reserve = scheduler.reserve_rules(now_s)
-        self._short = self._first_short(scheduler)
+        self._door = entrance.door(self._step)
+        self._rules = entrance.rules(self._step)
+        self._head = entrance.head(self._rules)
+        self._reserve = _reserve_rules(entrance, scheduler.next_decodes(now_s))
+        self._short = self._first_short(entrance)
         self._positions = {request: i for i, request in enumerate(scheduler.waiting, start=1)}
 
     def position(self, request: Request) -> int:
@@ -72,9 +75,9 @@ class _View:
             num_preemptions=request.num_preemptions,
         )
 
-    def _first_short(self, scheduler: Scheduler) -> Request | None:
+    def _first_short(self, entrance: Entrance) -> Request | None:
         """The first short prompt that passes prefills in progress. How many come after it, only the step shows."""
-        short = scheduler.head(self._reserve) if self._reserve else None
+        short = entrance.head(self._reserve) if self._reserve else None
         return short if self._reserve and short and not self._reserve.line_hold(short) else None
 
     def _is_short(self, request: Request) -> bool:
@@ -110,3 +113,10 @@ class _View:
             why = "{value} requests are before it in the queue"
             return Told(Held(Hold.QUEUE_ORDER, why, self.position(request) - 1))
         return Told(held, at=self._head)
+
+
+def _reserve_rules(entrance: Entrance, step: StepPlan) -> AdmissionRules | None:
+    """What short prompts meet once the decodes of a step are planned. None: they pass nobody in it."""
+    if not entrance.open_reserve(step) or entrance.door(step).held():
+        return None
+    return entrance.rules(step)

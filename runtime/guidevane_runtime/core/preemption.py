@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterable
 
 from guidevane_runtime.core.budget import StepPlan
 from guidevane_runtime.core.messages import Hold
-from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.request import Request, RequestState
 from guidevane_runtime.core.rules import Held
+from guidevane_runtime.core.running import RunningRequests
 from guidevane_runtime.core.tenants import RequestClass
-from guidevane_runtime.core.waiting import deadline_of
+from guidevane_runtime.core.waiting import WaitingQueue, deadline_of
 
 
 def choose_victim(running: Iterable[Request]) -> Request:
@@ -23,6 +24,36 @@ def choose_victim(running: Iterable[Request]) -> Request:
             -r.submit.arrival_s,
         ),
     )
+
+
+class Preemptions:
+    """Sends running requests back to the queue, counts that, and remembers when it last was."""
+
+    def __init__(self, running: RunningRequests, waiting: WaitingQueue) -> None:
+        self._running = running
+        self._waiting = waiting
+        self.num_so_far = 0
+        self._last_step = -1
+
+    def preempt_one(self, step: StepPlan) -> None:
+        victim = choose_victim(self._running.all)
+        step.drop(victim)
+        self._running.remove(victim)
+        victim.preempt()
+        self._waiting.add(victim)
+        self.num_so_far += 1
+        self._last_step = step.number
+
+    def ensure_block(self, request: Request, step: StepPlan) -> bool:
+        """Make room for the next token of a decode, at the cost of others if need be. False: it can't run now."""
+        while request.state is RequestState.RUNNING:
+            if request.blocks.try_grow_to(request.num_tokens):
+                return True
+            self.preempt_one(step)
+        return False  # it was the victim itself, of its own need or of another's before it
+
+    def cool_down(self, step: StepPlan) -> "CoolDown":
+        return CoolDown(step, self._last_step, self._running.all)
 
 
 class CoolDown:

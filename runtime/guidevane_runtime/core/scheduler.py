@@ -5,20 +5,14 @@ turn: submit, abort and set_limits as the mail has them, schedule, apply with wh
 take_outputs. Between schedule and apply all mail is welcome too: it counts from the next step on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from guidevane_api.limits import SchedulerLimits
-from guidevane_runtime.core.admission import (
-    MemoryGate,
-    OutputForecast,
-    SeqSlots,
-    kv_limit_blocks,
-    max_num_tokens,
-    refusal,
-)
+from guidevane_runtime.core.admission import OutputForecast, kv_limit_blocks, max_num_tokens, refusal
 from guidevane_runtime.core.block_pool import BlockPool
-from guidevane_runtime.core.budget import SHORT_RESERVE, PrefillLanes, ShortOnly, StepPlan, StepTokens, UnspentStep
+from guidevane_runtime.core.budget import SHORT_RESERVE, StepPlan
 from guidevane_runtime.core.constraints import PlanConstraint
+from guidevane_runtime.core.entrance import Entrance
 from guidevane_runtime.core.fence import StepInFlight
 from guidevane_runtime.core.grammar import GrammarState
 from guidevane_runtime.core.limits import LimitsState, use_of_limits
@@ -35,10 +29,10 @@ from guidevane_runtime.core.messages import (
 )
 from guidevane_runtime.core.outputs import Outputs
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepLoad, StepOutput
-from guidevane_runtime.core.preemption import CoolDown, choose_victim
-from guidevane_runtime.core.prefix_cache import PrefixCache, PrefixInFlight
+from guidevane_runtime.core.preemption import Preemptions
+from guidevane_runtime.core.prefix_cache import PrefixCache
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
-from guidevane_runtime.core.rules import AdmissionRules, Door
+from guidevane_runtime.core.running import RunningRequests
 from guidevane_runtime.core.slack import ItlSlack
 from guidevane_runtime.core.speculation import Speculation
 from guidevane_runtime.core.stopping import Stop, find_stop
@@ -70,23 +64,30 @@ class Scheduler:
         self.pool = pool
         self.prefix_cache = prefix_cache or PrefixCache(pool, is_enabled=False)
         self.limits = LimitsState(limits)
-        self._constraints = constraints
         self._speculation = speculation
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
         self._waiting = WaitingQueue()
         self._deadlines = Line(lambda request: (deadline_of(request),))
-        self._running: dict[str, Request] = {}
+        self._running = RunningRequests()
+        self._preemptions = Preemptions(self._running, self._waiting)
         self._live: dict[str, Request] = {}
         self._in_flight = StepInFlight()
         self._outputs = Outputs()
         self._forecast = forecast or OutputForecast()
         self._itl_slack = ItlSlack()
-        self._short_reserve = short_reserve
+        self.entrance = Entrance(
+            self._waiting,
+            self._running,
+            self._preemptions,
+            pool=pool,
+            prefix_cache=self.prefix_cache,
+            forecast=self._forecast,
+            constraints=constraints,
+            short_reserve=short_reserve,
+        )
         self._num_steps = 0
-        self._num_preemptions = 0
         self._num_recomputed_tokens = 0
-        self._last_preemption_step = -1
 
     # ------------------------------------------------------------------------------------------------- the mail
 
@@ -130,22 +131,26 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------------- the step
 
+    def catch_up(self, now_s: float) -> None:
+        """End what time, or a failed compile, has ended, and line up what is compiled. Welcome during a step too."""
+        self._expire(now_s)
+        for request, why in self._waiting.line_up_compiled().items():
+            self._end(request, Stop(FinishReason.ERROR), error=why)
+
     def schedule(self, now_s: float) -> ScheduledBatch:
         """Plan one step: decodes, then short prompts in their reserve, prefills in progress, and whoever else waits.
 
         Whatever is left over may go to draft tokens.
         """
         assert not self._in_flight.is_on, "a step was planned before the last one was applied"
-        self._expire(now_s)
-        self._line_up_compiled()
-        step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
+        self.catch_up(now_s)
+        step = self._new_step(now_s)
         self._shrink_if_ordered(step)
         self.limits.settle(self._use_of_limits)
-        self._decode(step)
-        step.limit_prefills(self._itl_slack)
-        self._admit_short(step)
+        self._decode(step, self._preemptions.ensure_block)
+        self.entrance.admit_short(step)
         self._continue_prefills(step)
-        self._admit(step)
+        self.entrance.admit(step)
         if self._speculation:
             self._speculation.plan(step)
         return self._seal(step)
@@ -179,7 +184,7 @@ class Scheduler:
 
     @property
     def running(self) -> Sequence[Request]:
-        return tuple(self._running.values())
+        return tuple(self._running.all)
 
     @property
     def waiting(self) -> Sequence[Request]:
@@ -191,47 +196,13 @@ class Scheduler:
 
     def next_step(self, now_s: float) -> StepPlan:
         """The next step with decodes and prefills in progress, as it would be before admission; nothing is changed."""
-        self._continue_prefills(step := self._next_decodes(now_s))
+        self._continue_prefills(step := self.next_decodes(now_s))
         return step
 
-    def reserve_rules(self, now_s: float) -> AdmissionRules | None:
-        """What short prompts meet in the next step, before prefills in progress. None: they pass nobody in it."""
-        step = self._next_decodes(now_s)
-        if not self._prefills():
-            return None
-        step.budget.open_reserve(self._short_reserve)
-        return None if self.door(step).held() else self.admission_rules(step)
-
-    def _next_decodes(self, now_s: float) -> StepPlan:
-        step = StepPlan(self._num_steps + 1, now_s, self.limits.target)
-        for request in self._decodes_in_turn(step)[: step.budget.num_decodes_left]:
-            step.add(request, 1)
-        step.limit_prefills(self._itl_slack)
+    def next_decodes(self, now_s: float) -> StepPlan:
+        """The next step with its decodes alone, if none of them lacks a block; nothing is changed."""
+        self._decode(step := self._new_step(now_s), lambda request, step: True)
         return step
-
-    def door(self, step: StepPlan) -> Door:
-        """What may keep everybody outside in that step."""
-        running = self._running.values()
-        return Door(
-            UnspentStep(step), CoolDown(step, self._last_preemption_step, running), SeqSlots(running, step.limits)
-        )
-
-    def admission_rules(self, step: StepPlan) -> AdmissionRules:
-        """What each waiting request meets in that step, decodes and prefills in progress being planned."""
-        running, prefills = self._running.values(), self._prefills()
-        return AdmissionRules(
-            own=(
-                self._waiting,
-                *(constraint.rule(step, running) for constraint in self._constraints),
-                PrefixInFlight(self.prefix_cache, step, prefills),
-                ShortOnly(step) if step.budget.is_for_short else PrefillLanes(step, prefills),
-            ),
-            line=(StepTokens(step), MemoryGate(self.pool, step.limits, self._forecast, running)),
-        )
-
-    def head(self, rules: AdmissionRules) -> Request | None:
-        """The first in turn that has nothing of its own to wait for."""
-        return self._waiting.first(lambda request: rules.own_hold(request) is None)
 
     @property
     def effective_limits(self) -> SchedulerLimits:
@@ -246,7 +217,7 @@ class Scheduler:
             num_blocks_total=self.pool.num_blocks,
             num_blocks_used=self.pool.num_used,
             num_blocks_cached=self.pool.num_cached_free,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._preemptions.num_so_far,
             num_recomputed_tokens=self._num_recomputed_tokens,
             num_steps=self._num_steps,
             num_prefix_queried_tokens=self.prefix_cache.num_queried_tokens,
@@ -263,93 +234,36 @@ class Scheduler:
             late = f"the deadline passed {now_s - deadline_of(due):.3f} s ago, after {due.num_output_tokens} tokens"
             self._end(due, Stop(FinishReason.TIMEOUT), error=f"{late}; ask for fewer or give it more time")
 
-    def _line_up_compiled(self) -> None:
-        for request, why in self._waiting.line_up_compiled().items():
-            self._end(request, Stop(FinishReason.ERROR), error=why)
+    def _new_step(self, now_s: float) -> StepPlan:
+        return StepPlan(self._num_steps + 1, now_s, self.limits.target)
 
     def _shrink_if_ordered(self, step: StepPlan) -> None:
         """Preempt what runs above limits that came with ShrinkMode.PREEMPT; one request always stays."""
         if not self.limits.take_shrink_order():
             return
         while len(self._running) > step.limits.max_num_seqs:
-            self._preempt(choose_victim(self._running.values()), step)
+            self._preemptions.preempt_one(step)
         while len(self._running) > 1 and self.pool.num_used > kv_limit_blocks(self.pool, step.limits):
-            self._preempt(choose_victim(self._running.values()), step)
+            self._preemptions.preempt_one(step)
 
     def _use_of_limits(self) -> dict[str, int]:
-        return use_of_limits(self._running.values(), self._waiting, self.pool, self.limits.target)
+        return use_of_limits(self._running.all, self._waiting, self.pool, self.limits.target)
 
-    def _decode(self, step: StepPlan) -> None:
-        for request in self._decodes_in_turn(step):
+    def _decode(self, step: StepPlan, can_run: Callable[[Request, StepPlan], bool]) -> None:
+        """In turn, as many as the budget has; what they leave of the time to their next tokens is for prefills."""
+        for request in self._running.decodes_in_turn(step):
             if not step.budget.num_decodes_left:
-                return
-            if request.state is RequestState.RUNNING and self._ensure_block(request, step):
+                break
+            if can_run(request, step):
                 step.add(request, 1)
-
-    def _decodes_in_turn(self, step: StepPlan) -> list[Request]:
-        """In order of admission; the least recently served first when the budget is short, so everyone has a turn."""
-        decodes = [request for request in self._running.values() if request.num_uncomputed_tokens == 1]
-        if len(decodes) > step.budget.num_decodes_left:
-            decodes.sort(key=lambda request: request.last_turn)
-        return decodes
-
-    def _ensure_block(self, request: Request, step: StepPlan) -> bool:
-        """Make room for the next token of a decode, at the cost of others if need be. False: it can't run now."""
-        while not request.blocks.try_grow_to(request.num_tokens):
-            victim = choose_victim(self._running.values())
-            self._preempt(victim, step)
-            if victim is request:
-                return False
-        return True
-
-    def _preempt(self, victim: Request, step: StepPlan) -> None:
-        step.drop(victim)
-        del self._running[victim.request_id]
-        victim.preempt()
-        self._waiting.add(victim)
-        self._num_preemptions += 1
-        self._last_preemption_step = step.number
-
-    def _admit_short(self, step: StepPlan) -> None:
-        """Short prompts pass those in mid-prefill, which could take all there is, and whoever waits, in their reserve.
-
-        Nobody is passed for ever: once no prefill goes on, the queue's own order holds.
-        """
-        if self._waiting and self._prefills():
-            step.budget.open_reserve(self._short_reserve)
-            self._admit(step)
-            step.budget.close_reserve()
+        step.limit_prefills(self._itl_slack)
 
     def _continue_prefills(self, step: StepPlan) -> None:
         """Blocks for the whole prompt were taken when it came in: a prefill never waits for memory."""
-        rest = (request for request in self._prefills() if not step.num_planned(request))
+        rest = (request for request in self._running.prefills() if not step.num_planned(request))
         for request in sorted(rest, key=place_of):
             if num_tokens := step.budget.affordable(request):
                 step.add(request, num_tokens)
-
-    def _prefills(self) -> list[Request]:
-        return [request for request in self._running.values() if request.num_uncomputed_tokens > 1]
-
-    def _admit(self, step: StepPlan) -> None:
-        """First in turn first; only those who wait for something of their own let others pass."""
-        door = self.door(step)
-        if not self._waiting or door.held():
-            return
-        rules = self.admission_rules(step)
-        while (head := self.head(rules)) and not rules.line_hold(head):
-            self._start(head, step)
-            rules.enter(head)
-            if door.held():
-                return
-
-    def _start(self, request: Request, step: StepPlan) -> None:
-        self.prefix_cache.take(request)
-        has_blocks = request.blocks.try_grow_to(request.num_tokens)
-        assert has_blocks, "the gate let in a request that the pool has no blocks for"
-        self._waiting.admit(request)
-        request.move_to(RequestState.RUNNING)
-        self._running[request.request_id] = request
-        step.add(request, step.budget.affordable(request))
 
     def _seal(self, step: StepPlan) -> ScheduledBatch:
         batch = step.seal(self.limits.epoch)
@@ -395,7 +309,7 @@ class Scheduler:
         if request.state is RequestState.WAITING:
             self._waiting.remove(request)
         else:
-            del self._running[request.request_id]
+            self._running.remove(request)
         del self._live[request.request_id]
         self._deadlines.discard(request)
         is_in_flight = sampled is None and self._in_flight.works_on(request.request_id)
