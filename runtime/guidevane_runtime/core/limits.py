@@ -36,7 +36,7 @@ class LimitsState:
     def take_shrink_order(self) -> SchedulerLimits | None:
         """What running requests are to be preempted down to now; given once per order.
 
-        An order outlives changes that drain and come before it is carried out: of its limits and theirs the higher hold.
+        An order outlives changes that drain and come before the step: of its limits and theirs the higher ones hold.
         """
         order, self._shrink_order = self._shrink_order, None
         if order is None or order is self.target:
