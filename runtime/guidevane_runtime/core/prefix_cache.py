@@ -116,13 +116,12 @@ class PrefixInFlight:
 
     def __init__(self, cache: PrefixCache, step: StepPlan, prefills: Iterable[Request]) -> None:
         self._cache = cache
-        self._step = step
         self._next: dict[bytes, list[Request]] = {}
         """Who computes the block with that key next, as far as it is not among the far ones yet."""
         self._far: set[bytes] = set()
         """Keys as far ahead of them as is worth waiting for. Each costs some hashes, and most prompts differ in their
         next block already: so they are made when somebody has that in common."""
-        for request in prefills:
+        for request in step.getting_on(prefills):
             self.enter(request)
 
     def held(self, request: Request) -> Held | None:
@@ -138,7 +137,7 @@ class PrefixInFlight:
         return Held(Hold.PREFIX_IN_FLIGHT, "it begins with text that is being computed; it starts with those blocks")
 
     def enter(self, request: Request) -> None:
-        if self._step.num_planned(request) and (key := self._cache.key_ahead(request, 1)):
+        if key := self._cache.key_ahead(request, 1):
             self._next.setdefault(key, []).append(request)
 
     def _key_far_ahead(self, request: Request) -> bytes:
