@@ -36,7 +36,7 @@ from guidevane_runtime.core.messages import (
 from guidevane_runtime.core.outputs import Outputs
 from guidevane_runtime.core.plan import SampledToken, ScheduledBatch, StepLoad, StepOutput
 from guidevane_runtime.core.preemption import CoolDown, choose_victim
-from guidevane_runtime.core.prefix_cache import PrefixCache, PrefixInFlight
+from guidevane_runtime.core.prefix_cache import PrefixCache, PrefixInFlight, WholePrefix
 from guidevane_runtime.core.request import STATE_AFTER, Request, RequestState
 from guidevane_runtime.core.rules import AdmissionRules, Door
 from guidevane_runtime.core.slack import ItlSlack
@@ -219,12 +219,15 @@ class Scheduler:
     def admission_rules(self, step: StepPlan) -> AdmissionRules:
         """What each waiting request meets in that step, decodes and prefills in progress being planned."""
         running, prefills = self._running.values(), self._prefills()
+        in_flight = PrefixInFlight(self.prefix_cache, step, prefills)
+        lanes = ShortOnly(step) if step.budget.is_for_short else PrefillLanes(step, prefills)
         return AdmissionRules(
             own=(
                 self._waiting,
                 *(constraint.rule(step, running) for constraint in self._constraints),
-                PrefixInFlight(self.prefix_cache, step, prefills),
-                ShortOnly(step) if step.budget.is_for_short else PrefillLanes(step, prefills),
+                in_flight,
+                lanes,
+                WholePrefix(self.prefix_cache, in_flight, lanes),
             ),
             line=(StepTokens(step), MemoryGate(self.pool, step.limits, self._forecast, running)),
         )
