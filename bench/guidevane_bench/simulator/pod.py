@@ -93,7 +93,12 @@ class SimPod:
         self._terms = SetTenants(shape.tenants, epoch=1)
         self.scheduler.set_tenants(self._terms)
         self.scheduler.set_targets(SetTargets(shape.target_s))
-        self.door = AdmissionGate(limits=lambda: self.limits, clock=clock, policy=lambda: self._terms.policy)
+        self.door = AdmissionGate(
+            limits=lambda: self.limits,
+            clock=clock,
+            policy=lambda: self._terms.policy,
+            target=lambda: self._target,
+        )
         self.door.engine_ready(Capacity(shape.num_blocks, shape.block_size), load_s=0.0)
         self.guard = PodGuard(Guard(shape.guard)) if shape.guard else None
         self._target = limits

@@ -11,6 +11,7 @@ from guidevane_runtime.core.plan import ScheduledBatch
 from guidevane_runtime.core.request import Request
 from guidevane_runtime.core.rules import Held
 from guidevane_runtime.core.slack import ItlSlack, PrefillSlack
+from guidevane_runtime.core.waiting import place_of
 
 SHORT_RESERVE = 0.5
 """Share of a step's prefill tokens that short prompts may take before those in mid-prefill. A prompt is short when all
@@ -35,6 +36,8 @@ class StepBudget:
         self._prefill = limits.prefill_token_budget
         self._chunk_size = limits.prefill_chunk_size
         self._reserve: int | None = None
+        self.num_beside_reserve = 0
+        """Tokens that prefills in progress have in this step, however much of the open reserve is used."""
         self.slack: PrefillSlack | None = None
         """Time that is left for prefills, once decodes are planned. None: no bound."""
 
@@ -65,7 +68,9 @@ class StepBudget:
     def open_reserve(self, share: float) -> None:
         """Until it is closed prompts can be afforded only whole, and out of this share of what prefills may take."""
         most = min(self._prefill, self._total)
-        self._reserve = int(share * (self.slack.affordable(0, most) if self.slack else most))
+        most = self.slack.affordable(0, most) if self.slack else most
+        self._reserve = int(share * most)
+        self.num_beside_reserve = most - self._reserve
 
     def close_reserve(self) -> None:
         self._reserve = None
@@ -125,6 +130,21 @@ class StepPlan:
     def num_planned(self, request: Request) -> int:
         """Its tokens in this step; 0 when it is left out."""
         return self._parts.get(request, 0)
+
+    def getting_on(self, prefills: Iterable[Request]) -> list[Request]:
+        """Of prefills in progress, those that compute something in this step.
+
+        While the reserve is open they are not planned yet; then it is those that get on whatever short prompts take.
+        """
+        if not self.budget.is_for_short:
+            return [request for request in prefills if self.num_planned(request)]
+        num_left, found = self.budget.num_beside_reserve, list[Request]()
+        for request in sorted(prefills, key=place_of):
+            if num_left < 1:
+                break
+            found.append(request)
+            num_left -= min(request.num_uncomputed_tokens, self.limits.prefill_chunk_size)
+        return found
 
     def drop(self, request: Request) -> None:
         """Take a request that is being preempted out again; its tokens go back to the budget."""

@@ -93,8 +93,11 @@ class AdmissionGate:
         limits: Callable[[], SchedulerLimits],
         clock: Callable[[], float],
         policy: Callable[[], TenantPolicy] = lambda: EQUAL_TERMS,
+        target: Callable[[], SchedulerLimits] | None = None,
     ) -> None:
+        """target: what the limits will be again once the guard has taken back what it left of them."""
         self._limits = limits
+        self._target = target or limits
         self._clock = clock
         self._policy = policy
         self._ledger = Ledger(self._note_end)
@@ -144,6 +147,7 @@ class AdmissionGate:
     def engine_ready(self, capacity: Capacity, load_s: float) -> None:
         """load_s: what the engine took to start."""
         self.capacity, self._load_s = capacity, load_s
+        self._pace.begin(self._clock())
 
     def engine_lost(self) -> None:
         self.capacity, self._reported = None, Reported()
@@ -235,9 +239,9 @@ class AdmissionGate:
     # --------------------------------------------------------------------------------------- places, before tokens
 
     def _check_size(self, tenant: str, count: int) -> None:
-        """More than could come in if nobody else were there: waiting can't help."""
-        limits, cap = self._limits(), self._policy().terms_of(tenant).max_in_flight
-        most = limits.max_num_seqs + limits.max_queued_requests
+        """More than could come in if nobody else were there, nor the guard: waiting can't help."""
+        limits, cap = self._target(), self._policy().terms_of(tenant).max_in_flight
+        most = self._open_to(tenant, limits.max_num_seqs + limits.max_queued_requests, count)
         if count > most:
             message = f"limits.maxNumSeqs and limits.maxQueuedRequests have room for {most}"
         elif cap is not None and count > cap:
@@ -285,14 +289,14 @@ class AdmissionGate:
             )
 
     def _check_queued_tokens(self, tenant: str, added: int) -> None:
-        """One body alone may be above the limit: it would never come in otherwise."""
+        """One body alone may be above the limit: it would never come in otherwise, and waits only to be alone."""
         queued, limit = self.num_queued_tokens, self._limits().max_queued_tokens
         room = self._open_to(tenant, limit, self._ledger.of(tenant).num_queued_tokens + added)
         if queued and queued + added > room:
             raise Refused(
                 Rejection.QUEUED_TOKENS,
                 f"{queued} prompt tokens wait, this adds {added}, limits.maxQueuedTokens is {limit}",
-                self._pace.wait_for_prefill_s(queued + added - room),
+                self._pace.wait_for_prefill_s(min(queued, queued + added - room)),
             )
 
     def _check_tenant_tokens(self, tenant: str, added: int) -> None:
@@ -300,7 +304,7 @@ class AdmissionGate:
         if terms.max_queued_tokens is None:
             return
         if why := cap_refusal(terms, TenantUse(0, queued), 0, added):
-            excess = queued + added - terms.max_queued_tokens
+            excess = min(queued, queued + added - terms.max_queued_tokens)
             wait_s = self._pace.wait_for_prefill_s(excess / self._share_of(tenant))
             raise Refused(Rejection.TENANT_TOKENS, why, wait_s)
 
@@ -366,4 +370,6 @@ class AdmissionGate:
         return own / (own + sum(weights.get(name, 1) for name in others))
 
     def _note_end(self) -> None:
-        self._pace.request_ended(self._clock(), is_busy=self._reported.num_waiting > 0)
+        """What an engine takes with it when it is lost says nothing of its pace."""
+        if self.capacity is not None:
+            self._pace.request_ended(self._clock(), is_busy=self._reported.num_waiting > 0)

@@ -7,7 +7,7 @@ from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.budget import PrefillLanes, ShortOnly, StepPlan, StepTokens, UnspentStep
 from guidevane_runtime.core.constraints import PlanConstraint
 from guidevane_runtime.core.preemption import Preemptions
-from guidevane_runtime.core.prefix_cache import PrefixCache, PrefixInFlight
+from guidevane_runtime.core.prefix_cache import PrefixCache, PrefixInFlight, WholePrefix
 from guidevane_runtime.core.request import Request, RequestState
 from guidevane_runtime.core.rules import AdmissionRules, Door
 from guidevane_runtime.core.running import RunningRequests
@@ -76,12 +76,15 @@ class Entrance:
     def rules(self, step: StepPlan) -> AdmissionRules:
         """What each waiting request meets in that step, decodes and prefills in progress being planned."""
         running, prefills = self._running.all, self._running.prefills()
+        in_flight = PrefixInFlight(self._prefix_cache, step, prefills)
+        lanes = ShortOnly(step) if step.budget.is_for_short else PrefillLanes(step, prefills)
         return AdmissionRules(
             own=(
                 self._waiting,
                 *(constraint.rule(step, running) for constraint in self._constraints),
-                PrefixInFlight(self._prefix_cache, step, prefills),
-                ShortOnly(step) if step.budget.is_for_short else PrefillLanes(step, prefills),
+                in_flight,
+                lanes,
+                WholePrefix(self._prefix_cache, in_flight, lanes),
             ),
             line=(StepTokens(step), MemoryGate(self._pool, step.limits, self._forecast, running)),
         )

@@ -18,7 +18,7 @@ class LimitsState:
         self.target = startup
         self.epoch = 0
         self.source = LimitsSource.STARTUP
-        self._must_shrink = False
+        self._shrink_order: SchedulerLimits | None = None
         self._has_converged = True
 
     def replace(self, command: SetLimits) -> bool:
@@ -28,14 +28,20 @@ class LimitsState:
         self.target = command.limits
         self.epoch = command.epoch
         self.source = command.source
-        self._must_shrink = command.mode is ShrinkMode.PREEMPT
+        if command.mode is ShrinkMode.PREEMPT:
+            self._shrink_order = command.limits
         self._has_converged = False
         return True
 
-    def take_shrink_order(self) -> bool:
-        """Whether running requests above the limits are to be preempted now; asked for once per change."""
-        ordered, self._must_shrink = self._must_shrink, False
-        return ordered
+    def take_shrink_order(self) -> SchedulerLimits | None:
+        """What running requests are to be preempted down to now; given once per order.
+
+        An order outlives changes that drain and come before the step: of its limits and theirs the higher ones hold.
+        """
+        order, self._shrink_order = self._shrink_order, None
+        if order is None or order is self.target:
+            return order
+        return order.model_copy(update={name: max(getattr(order, name), value) for name, value in self.target})
 
     def effective(self, use: Callable[[], Mapping[str, int]]) -> SchedulerLimits:
         """The target; while use is above limits that were lowered, those as high as the use."""

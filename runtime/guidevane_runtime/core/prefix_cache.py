@@ -13,7 +13,7 @@ from guidevane_runtime.core.budget import StepPlan
 from guidevane_runtime.core.messages import Hold
 from guidevane_runtime.core.prefix import BlockKeys, cache_root
 from guidevane_runtime.core.request import Request
-from guidevane_runtime.core.rules import Held
+from guidevane_runtime.core.rules import AdmissionRule, Held, first_hold
 
 
 class PrefixHit(NamedTuple):
@@ -58,6 +58,22 @@ class PrefixCache:
             size = self._pool.block_size
             root = cache_root(request.submit.cache_scope, model_digest=self._model_digest, block_size=size)
             request.block_keys = BlockKeys(root, request.token_ids, size)
+
+    def glance(self, request: Request) -> None:
+        """Note how far a waiting request's text is there, as far as its end says: from where it was when last seen.
+
+        A long text costs no more than a short one. A gap in it, which a look would find, is not seen: texts are evicted
+        from their ends.
+        """
+        keys, size = request.block_keys, self._pool.block_size
+        if keys is None:
+            return
+        num_found = request.num_computed_tokens // size
+        while num_found and self._pool.find(keys.key(num_found - 1)) is None:
+            num_found -= 1
+        while num_found < (request.num_tokens - 1) // size and self._pool.find(keys.key(num_found)) is not None:
+            num_found += 1
+        request.num_computed_tokens = num_found * size
 
     def look(self, request: Request) -> PrefixHit:
         """What a waiting request would find now, noted on it. Its last token is never part of it: that is sampled."""
@@ -111,22 +127,21 @@ class PrefixInFlight:
     """Own rule: who begins with text that this step computes for somebody else waits for those blocks.
 
     Whoever computes them gets on in this very step, or they are not waited for: each step of waiting is a step nearer.
-    Those after this rule judge a request by what the cache has for it at this moment.
+    Those after this rule judge a request by what the cache seems to have for it at this moment.
     """
 
     def __init__(self, cache: PrefixCache, step: StepPlan, prefills: Iterable[Request]) -> None:
         self._cache = cache
-        self._step = step
         self._next: dict[bytes, list[Request]] = {}
         """Who computes the block with that key next, as far as it is not among the far ones yet."""
         self._far: set[bytes] = set()
         """Keys as far ahead of them as is worth waiting for. Each costs some hashes, and most prompts differ in their
         next block already: so they are made when somebody has that in common."""
-        for request in prefills:
+        for request in step.getting_on(prefills):
             self.enter(request)
 
     def held(self, request: Request) -> Held | None:
-        self._cache.look(request)
+        self._cache.glance(request)
         computing = self._next.get(self._cache.key_ahead(request, 1))
         if computing is None:
             return None
@@ -138,8 +153,30 @@ class PrefixInFlight:
         return Held(Hold.PREFIX_IN_FLIGHT, "it begins with text that is being computed; it starts with those blocks")
 
     def enter(self, request: Request) -> None:
-        if self._step.num_planned(request) and (key := self._cache.key_ahead(request, 1)):
+        if key := self._cache.key_ahead(request, 1):
             self._next.setdefault(key, []).append(request)
 
     def _key_far_ahead(self, request: Request) -> bytes:
         return self._cache.key_ahead(request, self._cache.num_awaited_blocks)
+
+
+class WholePrefix:
+    """Last own rule: who passed the others by what a glance saw is looked up, and asked again if some of it is gone.
+
+    Those after this rule judge a request by what the cache has for it.
+    """
+
+    def __init__(self, cache: PrefixCache, *others: AdmissionRule) -> None:
+        """others: rules that go by what the cache has."""
+        self._cache = cache
+        self._others = others
+
+    def held(self, request: Request) -> Held | None:
+        seen = request.num_computed_tokens
+        self._cache.look(request)
+        if request.num_computed_tokens == seen:
+            return None
+        return first_hold(self._others, request)
+
+    def enter(self, request: Request) -> None:
+        """The others count it themselves."""

@@ -63,17 +63,17 @@ class AdmissionRules:
         self._line = line
 
     def own_hold(self, request: Request) -> Held | None:
-        return _first_hold(self._own, request)
+        return first_hold(self._own, request)
 
     def line_hold(self, head: Request) -> Held | None:
-        return _first_hold(self._line, head)
+        return first_hold(self._line, head)
 
     def enter(self, request: Request) -> None:
         for rule in (*self._own, *self._line):
             rule.enter(request)
 
 
-def _first_hold(rules: Sequence[AdmissionRule], request: Request) -> Held | None:
+def first_hold(rules: Sequence[AdmissionRule], request: Request) -> Held | None:
     for rule in rules:
         if held := rule.held(request):
             return held

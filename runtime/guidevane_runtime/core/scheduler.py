@@ -239,11 +239,12 @@ class Scheduler:
 
     def _shrink_if_ordered(self, step: StepPlan) -> None:
         """Preempt what runs above limits that came with ShrinkMode.PREEMPT; one request always stays."""
-        if not self.limits.take_shrink_order():
+        order = self.limits.take_shrink_order()
+        if order is None:
             return
-        while len(self._running) > step.limits.max_num_seqs:
+        while len(self._running) > order.max_num_seqs:
             self._preemptions.preempt_one(step)
-        while len(self._running) > 1 and self.pool.num_used > kv_limit_blocks(self.pool, step.limits):
+        while len(self._running) > 1 and self.pool.num_used > kv_limit_blocks(self.pool, order):
             self._preemptions.preempt_one(step)
 
     def _use_of_limits(self) -> dict[str, int]:

@@ -155,7 +155,8 @@ class WaitingQueue:
         self._requests: dict[str, Request] = {}
         self._compiling: dict[Request, GrammarState] = {}
         """Of those, the ones without a place in line: their grammar is not ready."""
-        self._by_arrival = Line(lambda request: (request.submit.arrival_s,))
+        self._unstarted = {kind: Line(lambda request: (request.submit.arrival_s,)) for kind in RequestClass}
+        """Those that wait for their first step. The preempted are not among them: their client is reading already."""
         self._num_tokens = 0
         self._tenants: dict[str, Tenant] = {}
         self._turns = FairTurns[Tenant]()
@@ -179,14 +180,18 @@ class WaitingQueue:
         return len(self._compiling)
 
     def oldest_wait_s(self, now_s: float) -> float:
-        """Of the one that came first; 0 with nobody waiting."""
-        oldest = self._by_arrival.first
-        return max(0.0, now_s - oldest.submit.arrival_s) if oldest else 0.0
+        """Of those that wait for their first step, the one that came first; 0 with nobody there.
+
+        Who is in a pause waits for its end, and not for the engine.
+        """
+        first = (line.first for line in self._unstarted.values())
+        waits = [now_s - oldest.submit.arrival_s for oldest in first if oldest and not self.is_paused(oldest)]
+        return max([0.0, *waits])
 
     def overdue(self, arrived_before_s: float) -> list[Request]:
-        """Those that wait for their first step for too long. The preempted don't: their client is reading already."""
-        old = takewhile(lambda request: request.submit.arrival_s < arrived_before_s, self._by_arrival)
-        return [request for request in old if request.first_scheduled_s is None]
+        """Those that wait for their first step for too long, whatever for."""
+        lines = self._unstarted.values()
+        return [r for line in lines for r in takewhile(lambda r: r.submit.arrival_s < arrived_before_s, line)]
 
     def virtual_service(self, tenant: str) -> float:
         """The tenant's counter: price of what it was served over its weight, with what it was lifted by."""
@@ -209,7 +214,8 @@ class WaitingQueue:
         """A newcomer, or one that was running until it was preempted."""
         self._tenant(request.submit.tenant).running.discard(request.request_id)
         self._requests[request.request_id] = request
-        self._by_arrival.add(request)
+        if request.first_scheduled_s is None:
+            self._unstarted[request.submit.request_class].add(request)
         self._num_tokens += request.num_tokens
         if request.grammar is None or request.grammar.is_ready:
             self._line_up(request)
@@ -221,7 +227,7 @@ class WaitingQueue:
         tenant = self._tenant(request.submit.tenant)
         del self._requests[request.request_id]
         self._compiling.pop(request, None)
-        self._by_arrival.discard(request)
+        self._unstarted[request.submit.request_class].discard(request)
         self._num_tokens -= request.num_tokens
         tenant.remove(request)
         self._note_turn(tenant)

@@ -152,7 +152,7 @@ class ServerMetrics:
         self._blocks_free = blocks.labels(**self._labels, state="free")
         self._blocks_cached = blocks.labels(**self._labels, state="cached")
         self._blocks_used = blocks.labels(**self._labels, state="used")
-        self._oldest = self.gauge("guidevane_oldest_waiting_seconds", "Age of the request that waits longest.")
+        self._oldest = self.gauge("guidevane_oldest_waiting_seconds", "Longest wait so far for a first step.")
         self._disconnects = self.counter("guidevane_client_disconnects", "Clients gone before their answer's end.")
         self._recomputed = self.counter(
             "guidevane_preempted_tokens_recomputed", "Tokens computed again after a preemption."

@@ -184,7 +184,12 @@ def build_services(
     limits = _limits_keeper(settings, guard, clock)
     watched = WatchedFile(settings.tenants_file, "--tenants-file", TenantsFile) if settings.tenants_file else None
     tenants = TenantsKeeper(watched)
-    gate = AdmissionGate(limits=lambda: limits.in_force, clock=clock, policy=lambda: tenants.policy)
+    gate = AdmissionGate(
+        limits=lambda: limits.in_force,
+        clock=clock,
+        policy=lambda: tenants.policy,
+        target=lambda: limits.target,
+    )
     metrics = ServerMetrics(
         CollectorRegistry(), settings.model_name, settings.envelope_max_model_len or limits.startup.max_model_len
     )

@@ -173,7 +173,7 @@ async def house(guard: Guard | None = None) -> AsyncIterator[House]:
             engine=engine,
             tokenizer=tokenizer,
             template=None,
-            gate=AdmissionGate(limits=lambda: limits.in_force, clock=clock),
+            gate=AdmissionGate(limits=lambda: limits.in_force, clock=clock, target=lambda: limits.target),
             limits=limits,
             tenants=TenantsKeeper(),
             bodies=BodyReader(clock),

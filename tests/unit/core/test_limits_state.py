@@ -8,7 +8,7 @@ STARTUP, TIGHT = SchedulerLimits(), SchedulerLimits(max_num_seqs=2)
 
 def test_newer_limits_replace_the_old_ones_with_epoch_and_source() -> None:
     state = LimitsState(STARTUP)
-    assert (state.epoch, state.source, state.take_shrink_order()) == (0, LimitsSource.STARTUP, False)
+    assert (state.epoch, state.source, state.take_shrink_order()) == (0, LimitsSource.STARTUP, None)
     assert state.replace(SetLimits(TIGHT, 3, LimitsSource.RETUNE))
     assert (state.target, state.epoch, state.source) == (TIGHT, 3, LimitsSource.RETUNE)
 
@@ -19,7 +19,7 @@ def test_stale_limits_change_nothing() -> None:
     assert not state.replace(SetLimits(STARTUP, 3, LimitsSource.RETUNE))
     assert not state.replace(SetLimits(STARTUP, 2, LimitsSource.RETUNE, ShrinkMode.PREEMPT))
     assert (state.target, state.epoch, state.source) == (TIGHT, 3, LimitsSource.SPEC)
-    assert not state.take_shrink_order()
+    assert state.take_shrink_order() is None
 
 
 def test_effective_limits_follow_use_down_to_the_target_and_stay_there() -> None:
@@ -42,4 +42,4 @@ def test_limits_that_nothing_is_above_hold_at_once() -> None:
 def test_a_shrink_is_ordered_once() -> None:
     state = LimitsState(STARTUP)
     state.replace(SetLimits(TIGHT, 1, LimitsSource.SPEC, ShrinkMode.PREEMPT))
-    assert [state.take_shrink_order(), state.take_shrink_order()] == [True, False]
+    assert [state.take_shrink_order(), state.take_shrink_order()] == [TIGHT, None]
