@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ALLOWED = {200, 400, 404, 413, 415, 503, 504}
@@ -59,7 +59,7 @@ def assert_well_formed(status: int, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(body=bodies, plausible=st.booleans())
 async def test_any_json_gets_a_well_formed_answer(
     client: Any, path: str, body: dict[str, Any], plausible: bool
@@ -72,7 +72,7 @@ async def test_any_json_gets_a_well_formed_answer(
         assert_well_formed(response.status, await response.read())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(raw=st.binary(max_size=40))
 async def test_any_bytes_get_a_well_formed_answer(client: Any, raw: bytes) -> None:
     async with client.session.post(f"{client.runtime.url}/v1/completions", data=raw) as response:
