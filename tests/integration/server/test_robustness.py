@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
@@ -89,15 +88,15 @@ async def test_health_stays_quick_while_large_bodies_are_read(client: Any) -> No
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 200_000}),
     ]
     load = [asyncio.create_task(client.post(path, body)) for path, body in bodies]
-    ages = []
+    num_answers = 0
     while not all(task.done() for task in load):
-        start_s = time.monotonic()
         status, _ = await client.get("/health")
-        ages.append(time.monotonic() - start_s)
         assert status == 200
+        num_answers += 1
     assert [status for status, _, _ in await asyncio.gather(*load)] == [200, 200, 400, 400, 400]
-    # Median, not maximum: other processes of the machine take the core too.
-    assert sorted(ages)[len(ages) // 2] < 0.1
+    # Not by the clock, which a busy machine stretches: where bodies are read on the loop itself there is an answer or
+    # two between two of them, 5 in all, and hundreds where they are not.
+    assert num_answers > 10 * len(bodies)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
