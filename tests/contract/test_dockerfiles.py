@@ -1,4 +1,4 @@
-"""The Dockerfiles: linted, and built by buildah, where it is at hand, as far as that needs no network.
+"""The Dockerfiles: linted, read, and built by buildah, where it is at hand, as far as that needs no network.
 
 No network means: on a stand-in for the base image, and without the RUN lines, which install from package indexes.
 What stays is every COPY, the stages, the user and the entry point.
@@ -28,6 +28,32 @@ def run(*command: str, cwd: Path = REPO, env: dict[str, str] | None = None) -> s
 @pytest.mark.parametrize("folder", DOCKERFILES)
 def test_dockerfile_is_clean_to_hadolint(folder: str) -> None:
     run(str(Path(sys.executable).parent / "hadolint"), f"{folder}/Dockerfile")
+
+
+def instructions(folder: str) -> list[tuple[str, str]]:
+    """Words and their arguments, one instruction each, without comments."""
+    text = re.sub(r"^#.*\n", "", (REPO / folder / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = text.replace("\\\n", " ").splitlines()
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines) if word]
+
+
+@pytest.mark.parametrize("folder", DOCKERFILES)
+def test_an_image_holds_the_packages_of_ours_that_its_own_import_and_no_other(folder: str) -> None:
+    found = instructions(folder)
+    copied = [path for word, rest in found if word == "COPY" and "--from" not in rest for path in rest.split()[:-1]]
+    in_context = (REPO / ".dockerignore").read_text().splitlines()
+    assert copied and all(f"!{path}" in in_context and (REPO / path).exists() for path in copied)
+    packages = [Path(path) for path in copied if (REPO / path).is_dir()]
+    text = "\n".join(file.read_text() for package in packages for file in (REPO / package).rglob("*.py"))
+    imported = set(re.findall(r"^\s*(?:from|import) (guidevane_\w+)", text, re.MULTILINE))
+    assert {package.name for package in packages} == imported
+    # Each lies where PYTHONPATH has it, under its own name.
+    placed = {rest.split()[0]: rest.split()[-1] for word, rest in found if word == "COPY" and "--from" not in rest}
+    assert all(placed[str(package)] == f"/opt/guidevane/app/{package.name}" for package in packages)
+    assert any(word == "ENV" and "PYTHONPATH=/opt/guidevane/app:" in rest for word, rest in found)
+    assert dict(found)["USER"] == "10001:10001"
+    assert json.loads(dict(found)["ENTRYPOINT"]) == ["python3", "-m", DOCKERFILES[folder]]
+    assert (REPO / folder / DOCKERFILES[folder] / "__main__.py").exists()
 
 
 def without_run(dockerfile: str) -> str:

@@ -246,7 +246,7 @@ class Rig:
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "150"))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
+@settings(max_examples=EXAMPLES)
 @given(load=workload_st(st.none()))
 def test_two_backlogged_tenants_are_served_within_the_bound(load: Workload) -> None:
     rig = Rig(load)
@@ -254,7 +254,7 @@ def test_two_backlogged_tenants_are_served_within_the_bound(load: Workload) -> N
     assert rig.services.widest <= load.bound
 
 
-@settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
+@settings(max_examples=EXAMPLES)
 @given(load=workload_st(st.integers(1, 2), min_blocks=40, pauses=st.booleans()))
 def test_caps_and_pauses_hold_no_room_is_wasted_and_the_books_are_closed_at_the_end(load: Workload) -> None:
     rig = Rig(load)

@@ -13,7 +13,7 @@ from guidevane_api.limits import Envelope, SchedulerLimits, limit_violations
 from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision, Sample
 from guidevane_runtime.core.guard_steps import CUTS, LADDERS, Line, Step
 
-EXAMPLES = settings(max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "60")), deadline=None, print_blob=True)
+EXAMPLES = settings(max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "60")))
 LINES = {Line.TTFT: 1500.0, Line.ITL: 120.0, Line.QUEUE_WAIT: 500.0, Line.KV_USE: 88.0, Line.REJECTS: 1.0}
 
 

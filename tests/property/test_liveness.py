@@ -178,7 +178,7 @@ action_st = st.one_of(
 )
 
 
-@settings(max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "300")), deadline=None, print_blob=True)
+@settings(max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "300")))
 @given(
     num_blocks=st.integers(1, 30),
     block_size=st.sampled_from([1, 2, 4, 16]),
@@ -206,7 +206,7 @@ def test_something_runs_in_every_step_and_everything_ends_within_the_bound(
     assert len(world.ends) == world.num_submitted and pool.num_used == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     num_streams=st.integers(1, 6),
     budget=st.integers(8, 40),

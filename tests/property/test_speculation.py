@@ -136,7 +136,7 @@ class World:
                     self.step()
 
 
-@settings(max_examples=300, deadline=None, print_blob=True)
+@settings(max_examples=300)
 @given(
     num_blocks=st.integers(3, 30),
     block_size=st.sampled_from([1, 2, 3, 4]),

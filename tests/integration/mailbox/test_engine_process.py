@@ -90,7 +90,7 @@ def monotonic() -> float:
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait for something that nobody tells us of."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

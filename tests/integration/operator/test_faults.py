@@ -8,6 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.integration.operator.api_server import LLM
+
 KNOWN = {
     "kv_percent": 40,
     "running_per_pod": 8,
@@ -52,7 +54,7 @@ async def test_a_refused_status_write_does_not_end_the_loops(cluster: Any, fault
     cluster.api.status_faults = list(faults)
     await cluster.add_service(limits={"maxNumSeqs": 2})
 
-    await cluster.until(lambda: cluster.status().get("observedGeneration") == 2, timeout_s=40)
+    await cluster.until(lambda: cluster.status().get("observedGeneration") == 2)
     assert not cluster.api.status_faults
     await cluster.add_service(limits={"maxNumSeqs": 4})
     await cluster.until(lambda: cluster.status()["limits"]["desired"]["maxNumSeqs"] == 4)
@@ -65,7 +67,7 @@ async def test_a_new_operator_resumes_limits_and_epoch_that_the_tuner_set(cluste
     await cluster.until(cluster.deployment)
     engine = await cluster.add_pod("chat-0")
     cluster.prometheus.pods, cluster.prometheus.values = ("chat-0",), KNOWN
-    await cluster.until(lambda: cluster.status().get("limits", {}).get("source") == "Retune", timeout_s=30)
+    await cluster.until(lambda: cluster.status().get("limits", {}).get("source") == "Retune")
     limits = cluster.status()["limits"]
     deployment = cluster.deployment()
     await cluster.stop_operator()
@@ -88,7 +90,7 @@ async def test_auto_moves_one_knob_and_status_says_why(cluster: Any) -> None:
     engine = await cluster.add_pod("chat-0")
     cluster.prometheus.pods, cluster.prometheus.values = ("chat-0",), KNOWN
 
-    history = await cluster.until(lambda: cluster.status().get("retune", {}).get("history"), timeout_s=30)
+    history = await cluster.until(lambda: cluster.status().get("retune", {}).get("history"))
 
     move = history[-1]
     assert (move["knob"], move["from"], move["to"]) == ("prefillChunkSize", 2048, 1024)
@@ -107,7 +109,7 @@ async def test_the_tuner_waits_while_the_guard_acts_and_both_ends_of_that_are_to
     cluster.prometheus.pods, cluster.prometheus.over = ("chat-0",), ("itl_p95_ms",)
     cluster.prometheus.values = KNOWN | {"guard_level": 2}
 
-    await cluster.until(lambda: cluster.status().get("retune", {}).get("state") == "Guarded", timeout_s=30)
+    await cluster.until(lambda: cluster.status().get("retune", {}).get("state") == "Guarded")
     assert cluster.status()["guard"] == {"level": 2, "lines": ["itlP95Milliseconds"]}
     assert cluster.status()["retune"]["message"] == "the guard gives way: level 2, over itlP95Milliseconds"
     await cluster.until(lambda: "GuardGaveWay" in cluster.events())
@@ -117,8 +119,8 @@ async def test_the_tuner_waits_while_the_guard_acts_and_both_ends_of_that_are_to
 
     cluster.prometheus.values, cluster.prometheus.over = KNOWN, ()
 
-    await cluster.until(lambda: cluster.status()["retune"].get("history"), timeout_s=30)
-    await cluster.until(lambda: "GuardRecovered" in cluster.events(), timeout_s=20)
+    await cluster.until(lambda: cluster.status()["retune"].get("history"))
+    await cluster.until(lambda: "GuardRecovered" in cluster.events())
     assert cluster.status()["guard"] == {"level": 0, "lines": []}
 
 
@@ -136,14 +138,21 @@ async def test_a_level_that_pods_do_not_say_moves_nothing(cluster: Any) -> None:
     assert "guard" not in cluster.status()
 
 
-async def test_observe_says_what_it_would_do_and_moves_nothing(cluster: Any) -> None:
+@pytest.mark.parametrize(("mode", "annotations"), [("Observe", {}), ("Auto", {"guidevane.dev/paused": "true"})])
+async def test_observe_and_paused_say_what_they_would_do_and_move_nothing(
+    cluster: Any, mode: str, annotations: dict[str, str]
+) -> None:
     await cluster.start_operator()
-    await cluster.add_service(retune=FAST | {"mode": "Observe"}, monitoring=MONITORING)
+    service = cluster.service(retune=FAST | {"mode": mode}, monitoring=MONITORING)
+    await cluster.api.put(LLM, service)
     await cluster.until(cluster.deployment)
     engine = await cluster.add_pod("chat-0")
+    await cluster.until(lambda: cluster.condition("LimitsInSync").get("status") == "True")
+    service["metadata"]["annotations"] = annotations
+    await cluster.api.put(LLM, service)
     cluster.prometheus.pods, cluster.prometheus.values = ("chat-0",), KNOWN
 
-    proposal = await cluster.until(lambda: cluster.status().get("retune", {}).get("proposal"), timeout_s=30)
+    proposal = await cluster.until(lambda: cluster.status().get("retune", {}).get("proposal"))
 
     assert (proposal["knob"], proposal["to"], proposal["applied"]) == ("prefillChunkSize", 1024, False)
     assert cluster.status()["retune"]["state"] == "Observing"
@@ -180,7 +189,7 @@ async def test_a_changed_spec_takes_precedence_over_the_tuner(cluster: Any) -> N
     await cluster.until(cluster.deployment)
     engine = await cluster.add_pod("chat-0")
     cluster.prometheus.pods, cluster.prometheus.values = ("chat-0",), KNOWN
-    await cluster.until(lambda: cluster.status().get("limits", {}).get("source") == "Retune", timeout_s=30)
+    await cluster.until(lambda: cluster.status().get("limits", {}).get("source") == "Retune")
     cluster.prometheus.values = KNOWN | {"itl_p95_ms": 60, "itl_p99_ms": 70}
     await cluster.add_service(**blocks, slo={"ttftP95Milliseconds": 3000})
     await cluster.until(lambda: cluster.status()["observedGeneration"] == 2)
@@ -199,8 +208,9 @@ async def test_a_calm_service_costs_no_writes(cluster: Any) -> None:
     await cluster.add_pod("chat-0")
     calm = KNOWN | {"itl_p95_ms": 60, "itl_p99_ms": 70}
     cluster.prometheus.pods, cluster.prometheus.values = ("chat-0",), calm
-    await cluster.until(lambda: cluster.status().get("retune", {}).get("state") == "Idle", timeout_s=30)
-    await cluster.until(lambda: cluster.condition("SLOMet").get("status") == "True")
+    await cluster.until(lambda: cluster.status().get("retune", {}).get("state") == "Idle")
+    for kind in ("SLOMet", "LimitsInSync", "Ready"):
+        await cluster.until(lambda kind=kind: cluster.condition(kind).get("status") == "True")
     writes, asked = dict(cluster.api.writes), cluster.prometheus.queries
 
     await cluster.until(lambda: cluster.prometheus.queries > asked + 4)
@@ -211,7 +221,7 @@ async def test_a_calm_service_costs_no_writes(cluster: Any) -> None:
 async def health(cluster: Any) -> int:
     """Status of /healthz, once its server listens."""
     url = f"http://127.0.0.1:{cluster.health_port}/healthz"
-    async with aiohttp.ClientSession() as session, asyncio.timeout(10):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
         while True:
             try:
                 async with session.get(url) as response:
@@ -252,7 +262,7 @@ async def test_leases_are_renewed_while_the_api_server_is_away(cluster: Any) -> 
 
     await cluster.until(lambda: len(engine.accepted) > 5)
     cluster.api.away = False
-    await cluster.until(lambda: not record.needs_refresh, timeout_s=20)
+    await cluster.until(lambda: not record.needs_refresh)
     assert cluster.running.faults() == {}
 
 

@@ -50,7 +50,7 @@ async def test_changed_limits_reach_all_pods_without_touching_the_pod_template(c
 
     await cluster.add_service(replicas=3, limits={"maxNumSeqs": 2})
 
-    await cluster.until(lambda: [engine.limits.max_num_seqs for engine in engines] == [2, 2, 2], timeout_s=5)
+    await cluster.until(lambda: [engine.limits.max_num_seqs for engine in engines] == [2, 2, 2])
     await cluster.until(lambda: cluster.status()["limits"]["epoch"] == 2)
     await cluster.until(lambda: "LimitsChanged" in cluster.events())
     assert cluster.deployment()["spec"]["template"] == template
@@ -81,7 +81,7 @@ async def test_a_restarted_container_gets_its_limits_back(cluster: Any) -> None:
 
     engine.restart()
 
-    await cluster.until(lambda: engine.limits.max_num_seqs == 3, timeout_s=5)
+    await cluster.until(lambda: engine.limits.max_num_seqs == 3)
     await cluster.until(lambda: "LimitsDriftCorrected" in cluster.events())
 
 
@@ -111,10 +111,10 @@ async def test_a_silent_admin_port_does_not_hold_up_the_other_pods(cluster: Any)
     silent.silent = True
     await cluster.add_service(replicas=2, limits={"maxNumSeqs": 2})
 
-    await cluster.until(lambda: healthy.limits.max_num_seqs == 2, timeout_s=5)
+    await cluster.until(lambda: healthy.limits.max_num_seqs == 2)
     await cluster.until(lambda: cluster.condition("LimitsInSync").get("reason") == "AdminUnreachable")
     silent.silent = False
-    await cluster.until(lambda: silent.limits.max_num_seqs == 2, timeout_s=8)
+    await cluster.until(lambda: silent.limits.max_num_seqs == 2)
 
 
 async def test_a_pod_ahead_of_a_lost_status_is_outrun(cluster: Any) -> None:

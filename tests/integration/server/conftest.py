@@ -25,7 +25,8 @@ from tests.integration.server.tenants import LIMITS as TENANT_LIMITS
 from tests.integration.server.tenants import TENANTS, TenantsFile
 
 TOKEN = "a-token-for-tests"
-START_TIMEOUT_S = 120.0
+WAIT_S = 120.0
+"""Longest wait for anything that has to come: how soon is no claim of these tests, and machines are busy."""
 VOCAB_SIZE = 258
 CONTEXT = 16384
 
@@ -45,8 +46,8 @@ class RuntimeProcess:
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        """Log lines of the server; the engine writes lines of its own between them."""
-        lines = self.log.read_text(errors="replace").splitlines()
+        """Log lines of the server; the engine writes lines of its own between them. What has no end yet is no line."""
+        *lines, _ = self.log.read_text(errors="replace").split("\n")
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     @property
@@ -56,14 +57,28 @@ class RuntimeProcess:
             int(pid) for pid in children if b"guidevane_runtime.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
 
-    def wait_for(self, condition: Callable[[], Any], timeout_s: float = START_TIMEOUT_S) -> Any:
+    @contextmanager
+    def engine_held(self) -> Iterator[None]:
+        """The engine stands still: no request of it ends, and it reads no mail."""
+        engine = self.engine_pid
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(engine, signal.SIGCONT)
+
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
         """The first truthy value of the condition."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + WAIT_S
         while time.monotonic() < deadline_s:
             if found := condition():
                 return found
             time.sleep(0.05)
-        raise TimeoutError(f"not within {timeout_s} s; the log says:\n{self.log.read_text(errors='replace')[-4000:]}")
+        raise TimeoutError(f"not within {WAIT_S} s; the log says:\n{self.log.read_text(errors='replace')[-4000:]}")
+
+    def wait_for_end(self) -> int:
+        """The exit status."""
+        return self.process.wait(WAIT_S)
 
     def wait_for_ports(self) -> None:
         for name, attribute in (("serving", "url"), ("admin", "admin_url")):
@@ -255,10 +270,10 @@ class Client:
         pairs = (line.rsplit(" ", 1) for line in lines)
         return {_short(series): float(value) for series, value in pairs}
 
-    async def wait_for_metric(self, name: str, value: float, timeout_s: float = 20.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
+    async def wait_for_metric(self, name: str, value: float) -> None:
+        deadline_s = time.monotonic() + WAIT_S
         while (found := (await self.metrics())[name]) != value:
-            assert time.monotonic() < deadline_s, f"{name} is {found}, not {value}, after {timeout_s} s"
+            assert time.monotonic() < deadline_s, f"{name} is {found}, not {value}, after {WAIT_S} s"
             await asyncio.sleep(0.02)
 
     async def wait_until_idle(self) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -34,7 +32,9 @@ async def test_a_patch_is_answered_when_the_engine_obeys_it(restored: Any) -> No
     epoch = next(epochs)
     status, view = await restored.admin("PATCH", {"epoch": epoch, "limits": {"maxNumSeqs": 3}, "source": "Retune"})
     assert (status, view["target"]["maxNumSeqs"], view["effective"]["maxNumSeqs"]) == (200, 3, 3)
-    assert (view["epoch"], view["source"], view["leaseRemainingSeconds"]) == (epoch, "Retune", 600)
+    assert (view["epoch"], view["source"]) == (epoch, "Retune")
+    # The lease runs while the engine takes the limits over.
+    assert 540 < view["leaseRemainingSeconds"] <= 600
     metrics = await restored.metrics()
     assert metrics["guidevane_limit{kind=effective,name=maxNumSeqs}"] == 3
     assert metrics["guidevane_limits_epoch"] == epoch
@@ -42,18 +42,13 @@ async def test_a_patch_is_answered_when_the_engine_obeys_it(restored: Any) -> No
 
 async def test_a_patch_whose_sender_did_not_wait_is_known_and_may_be_sent_again(restored: Any) -> None:
     body = {"epoch": next(epochs), "limits": {"maxNumSeqs": 5}}
-    engine = restored.runtime.engine_pid
-    os.kill(engine, signal.SIGSTOP)
-    try:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await restored.admin("PATCH", body)
-        assert (await restored.metrics())["guidevane_limits_epoch"] == body["epoch"]
+    with restored.runtime.engine_held():
+        first = asyncio.create_task(restored.admin("PATCH", body))
+        await restored.wait_for_metric("guidevane_limits_epoch", body["epoch"])
+        first.cancel()
         again = asyncio.create_task(restored.admin("PATCH", body))
-        done, _ = await asyncio.wait((again,), timeout=0.5)
-        assert not done, "answered before the engine obeyed"
-    finally:
-        os.kill(engine, signal.SIGCONT)
+        done, _ = await asyncio.wait((first, again), timeout=0.3)
+        assert done == {first} and first.cancelled(), "answered before the engine obeyed"
     status, view = await again
     assert (status, view["effective"]["maxNumSeqs"]) == (200, 5)
 
@@ -75,7 +70,7 @@ async def test_epochs_fence(restored: Any) -> None:
     body = {"epoch": epoch, "limits": {"maxNumSeqs": 4}}
     assert (await restored.admin("PATCH", body))[0] == 200
     status, view = await restored.admin("PATCH", {**body, "leaseSeconds": 900})
-    assert (status, view["leaseRemainingSeconds"]) == (200, 900)
+    assert status == 200 and 840 < view["leaseRemainingSeconds"] <= 900
     assert (await restored.admin("PATCH", {"epoch": epoch, "limits": {"maxNumSeqs": 5}}))[0] == 409
     assert (await restored.admin("PATCH", {"epoch": epoch - 1, "limits": {"maxNumSeqs": 5}}))[0] == 409
     assert (await restored.admin("GET"))[1]["target"]["maxNumSeqs"] == 4

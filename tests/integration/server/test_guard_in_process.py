@@ -1,7 +1,10 @@
 """The server over a real engine loop and a fake model, in this process: what the guard does to it."""
 
 import asyncio
+import logging
 from pathlib import Path
+
+import pytest
 
 from guidevane_api.pod_files import ProtectionLines
 from guidevane_runtime.core.guard import Guard, GuardConfig, Sample
@@ -116,7 +119,14 @@ async def test_the_guard_is_asked_again_and_again() -> None:
         await asyncio.wait((watching,))
 
 
-async def test_new_lines_in_the_file_reach_the_guard_while_it_watches(tmp_path: Path) -> None:
+async def test_new_lines_in_the_file_reach_the_guard_and_the_engine_while_it_watches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def heard() -> list[float | None]:
+        return [vars(record)["itl_s"] for record in caplog.records if record.message == "targets changed"]
+
     guard = Guard(GuardConfig({Line.ITL: 100.0}))
     file = tmp_path / "slo.json"
     file.write_text('{"itlP95Milliseconds": 100}')
@@ -126,6 +136,8 @@ async def test_new_lines_in_the_file_reach_the_guard_while_it_watches(tmp_path: 
         watching = asyncio.create_task(watch_guard(opened.services, guard, slo_file, tick_s=0.01))
         file.write_text('{"mode": "dry-run", "ttftP95Milliseconds": 700}')
         await until(lambda: guard.config.dry_run)
+        assert guard.config.lines == {Line.TTFT: 700.0}
+        file.write_text('{"itlP95Milliseconds": 70}')
+        await until(lambda: heard()[-1:] == [0.07])
         watching.cancel()
         await asyncio.wait((watching,))
-    assert guard.config.lines == {Line.TTFT: 700.0}

@@ -8,10 +8,13 @@ import pytest
 from guidevane_runtime.errors import EngineUnavailable
 from guidevane_runtime.server.bodies import BodyReader
 from tests.integration.server.in_process import (
+    ENDLESS,
     House,
     house,
     until,
 )
+
+NAMES = ("urgent", "patient")
 
 
 @pytest.fixture
@@ -121,3 +124,43 @@ async def test_an_uploads_flood_is_refused_with_a_wait_and_harms_nobody_afterwar
     await until(lambda: plain.services.bodies.num_bytes == 0)
     async with plain.serving.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) as response:
         assert response.status == 200
+
+
+# ------------------------------------------------------------------------------------------- what the engine is told
+
+
+async def test_a_request_of_a_better_priority_is_in_line_before_those_that_came_first(plain: House) -> None:
+    async with plain.running("a", "b", "patient"):
+        urgent = {"X-Request-Id": "urgent", "X-Priority": "-1"}
+        post = asyncio.create_task(plain.serving.post("/v1/completions", json=ENDLESS, headers=urgent))
+        await until(lambda: plain.services.stats.num_waiting == 2)
+        positions = [(await plain.ask(f"/admin/requests/{name}"))[1]["requests"][0]["position"] for name in NAMES]
+        assert dict(zip(NAMES, positions, strict=True)) == {"urgent": 1, "patient": 2}
+        post.cancel()
+        await asyncio.wait((post,))
+
+
+async def test_a_choice_that_ended_gives_its_place_back_while_its_siblings_go_on(plain: House) -> None:
+    body = {"prompt": "abc", "max_tokens": 400, "ignore_eos": True, "n": 3}
+    gate, post = plain.services.gate, asyncio.create_task(plain.serving.post("/v1/completions", json=body))
+    await until(lambda: plain.services.stats.num_running == 2)
+    await plain.hold()
+    # Two run at once: those two have their first token, and the third waits with its prompt.
+    await until(lambda: (gate.num_live, gate.num_queued_tokens) == (3, 3))
+    plain.runner.may_go.set()
+    await until(lambda: gate.num_live == 1)
+    assert not post.done()
+    async with await post as response:
+        assert response.status == 200
+    assert (gate.num_live, gate.num_queued_tokens) == (0, 0)
+
+
+async def test_what_a_stop_string_ended_is_not_computed_any_further(plain: House) -> None:
+    async with plain.serving.post("/v1/completions", json={**ENDLESS, "max_tokens": 60}) as response:
+        text = (await response.json())["choices"][0]["text"]
+    stop = next(char for char in reversed(text) if char.isalnum() and char.isascii())
+    num_steps = plain.services.stats.num_steps
+    async with plain.serving.post("/v1/completions", json={**ENDLESS, "stop": stop}) as response:
+        assert (await response.json())["choices"][0]["stop_reason"] == stop
+    await until(lambda: not plain.services.stats.num_running)
+    assert plain.services.stats.num_steps - num_steps < ENDLESS["max_tokens"] / 2

@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ALLOWED = {200, 400, 404, 413, 415, 503, 504}
@@ -59,7 +58,7 @@ def assert_well_formed(status: int, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(body=bodies, plausible=st.booleans())
 async def test_any_json_gets_a_well_formed_answer(
     client: Any, path: str, body: dict[str, Any], plausible: bool
@@ -72,7 +71,7 @@ async def test_any_json_gets_a_well_formed_answer(
         assert_well_formed(response.status, await response.read())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(raw=st.binary(max_size=40))
 async def test_any_bytes_get_a_well_formed_answer(client: Any, raw: bytes) -> None:
     async with client.session.post(f"{client.runtime.url}/v1/completions", data=raw) as response:
@@ -89,15 +88,15 @@ async def test_health_stays_quick_while_large_bodies_are_read(client: Any) -> No
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 200_000}),
     ]
     load = [asyncio.create_task(client.post(path, body)) for path, body in bodies]
-    ages = []
+    num_answers = 0
     while not all(task.done() for task in load):
-        start_s = time.monotonic()
         status, _ = await client.get("/health")
-        ages.append(time.monotonic() - start_s)
         assert status == 200
+        num_answers += 1
     assert [status for status, _, _ in await asyncio.gather(*load)] == [200, 200, 400, 400, 400]
-    # Median, not maximum: other processes of the machine take the core too.
-    assert sorted(ages)[len(ages) // 2] < 0.1
+    # Not by the clock, which a busy machine stretches: where bodies are read on the loop itself there is an answer or
+    # two between two of them, 5 in all, and hundreds where they are not.
+    assert num_answers > 10 * len(bodies)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guidevane_api.limits import SchedulerLimits
@@ -195,7 +195,7 @@ def is_in_order(entry: Entry) -> bool:
 
 
 @given(LOADS, st.integers(1, 3), st.integers(10, 40), st.integers(1, 6), st.booleans(), st.integers(0, 99))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_every_request_ends_exactly_once_in_order_of_time_and_the_same_again(
     play: Play,
     limits_of: LimitsOf,

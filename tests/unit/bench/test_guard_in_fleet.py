@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guidevane_api.limits import SchedulerLimits
@@ -122,7 +122,7 @@ def test_guard_locks_nobody_out(play: Play, limits: SchedulerLimits, overload: l
     assert any(entry.request.num_prompt_tokens > PROMPT for entry in late)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(
     bursts=st.lists(
         st.tuples(st.integers(1, 400), st.floats(0.001, 0.2), st.floats(0.0, 60.0)), min_size=1, max_size=4

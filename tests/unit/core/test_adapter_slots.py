@@ -4,7 +4,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.constraints import ADAPTER_PATIENCE_S, AdapterSlots
@@ -165,7 +165,7 @@ def test_a_slot_for_no_adapter_is_refused() -> None:
         AdapterSlots(0)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     max_adapters=st.integers(1, 3),
     max_num_seqs=st.integers(1, 5),

@@ -4,7 +4,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.explain import explain
@@ -237,8 +237,7 @@ def test_who_is_not_live_is_left_out(make_rig) -> None:
     assert [one.request_id for one in explain(rig.scheduler, ["a", "b", "c"], rig.now_s)] == ["b"]
 
 
-# make_rig is a factory: it keeps nothing between examples.
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, 6), st.integers(1, 30), st.integers(1, 20), st.sampled_from("ab")), max_size=14

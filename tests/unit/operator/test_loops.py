@@ -7,7 +7,7 @@ import pytest
 
 from guidevane_operator.errors import RetryLaterError
 from guidevane_operator.kube import ServiceKey
-from guidevane_operator.loops import HUNG_S, Loop, Pulse, WorkQueue
+from guidevane_operator.loops import HUNG_S, MAX_CONCURRENT, Loop, Pulse, WorkQueue
 
 KEYS = [ServiceKey("demo", name) for name in "abc"]
 
@@ -115,6 +115,23 @@ async def test_a_loop_visits_all_keys_although_one_fails_and_one_hangs(visits: V
     await asyncio.gather(task, return_exceptions=True)
     assert [visits.made.count(key) for key in KEYS] == [1, 3, 3]
     assert loop.pulse.failures == 2
+
+
+async def test_a_loop_makes_a_bounded_number_of_visits_at_once(visits: Visits) -> None:
+    clock, keys = Clock(), [ServiceKey("demo", str(number)) for number in range(3 * MAX_CONCURRENT)]
+    loop = Loop("observe", lambda: keys, lambda _: 10.0, visits, clock, tick_s=0.002)
+    visits.blocked = set(keys)
+    task = asyncio.create_task(loop.run())
+    await asyncio.sleep(0.01)
+    clock.now_s += 11.0
+    await visits.until(MAX_CONCURRENT)
+    await asyncio.sleep(0.02)
+    assert len(visits.made) == MAX_CONCURRENT
+    visits.gate.set()
+    await visits.until(len(keys))
+    assert sorted(visits.made) == sorted(keys)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_shorter_period_counts_at_once(visits: Visits) -> None:
