@@ -46,7 +46,9 @@ class PodGuard:
         for output in outputs:
             entry = live[output.request_id]
             if output.finish_reason is FinishReason.TIMEOUT:
-                self._observe(Line.REJECTS, now_s, 100.0)
+                # With an error its own deadline passed, which says nothing of the load.
+                if not output.error:
+                    self._observe(Line.REJECTS, now_s, 100.0)
             elif entry.num_tokens:
                 self._observe(Line.ITL, now_s, 1000 * (now_s - entry.last_token_s))
             elif output.first_scheduled_s is not None:
