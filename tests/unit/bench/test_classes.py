@@ -1,5 +1,7 @@
 """Class, priority and deadline of simulated requests: where they come from, what pods do with them, what is told."""
 
+import importlib.util
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from guidevane_api.limits import SchedulerLimits
+from guidevane_bench.__main__ import main
 from guidevane_bench.errors import InputError, SpecError
 from guidevane_bench.report.build import Slo, build_report
 from guidevane_bench.simulator.fleet import Outcome
@@ -175,3 +178,31 @@ def test_gaps_of_a_tenant_are_those_of_both_its_classes(play: Play, burst: Burst
     report = build_report(play(requests).ledger, Slo(), 2.0)
     assert [report["tenants"][name]["itl"]["num_samples"] for name in "ab"] == [80, 80]
     assert [report["classes"][name]["itl"]["num_samples"] for name in RequestClass] == [80, 80]
+
+
+@pytest.fixture
+def simulate(data: Path) -> list[str]:
+    load = ["--arrivals", "poisson:rate=5", "--lengths", "lognormal:prompt=100,output=20", "--duration", "20"]
+    return ["simulate", *load, "--costs", str(data / "costs_8b_roofline.json")]
+
+
+def test_command_tells_of_both_classes_and_the_same_each_time(simulate: list[str], tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("one.json", "two.json")]
+    text = tmp_path / "report.md"
+    for path in paths:
+        assert main([*simulate, "--offline-share", "0.4", "--json", str(path), "--markdown", str(text)]) == 0
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert set(json.loads(paths[0].read_bytes())["classes"]) == {"interactive", "offline"}
+    assert "## Classes\n\n| class |" in text.read_text()
+
+
+def test_report_of_one_class_has_no_table_of_classes(simulate: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(simulate) == 0
+    assert "## Classes" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_plot_of_latencies_has_a_line_for_each_class(simulate: list[str], tmp_path: Path) -> None:
+    assert main([*simulate, "--offline-share", "0.4", "--plots", str(tmp_path)]) == 0
+    drawn = (tmp_path / "latency.svg").read_text()
+    assert "TTFT interactive" in drawn and "ITL offline" in drawn
