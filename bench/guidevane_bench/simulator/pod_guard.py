@@ -9,6 +9,7 @@ from guidevane_runtime.core.door import OVERLOAD, Rejection
 from guidevane_runtime.core.guard import Guard, GuardDecision, Sample
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineStats, FinishReason, RequestOutput
+from guidevane_runtime.core.tenants import RequestClass
 
 TICK_S = 1.0
 """As in the server."""
@@ -49,6 +50,9 @@ class PodGuard:
                 # With an error its own deadline passed, which says nothing of the load.
                 if not output.error:
                     self._observe(Line.REJECTS, now_s, 100.0)
+            elif entry.request.request_class is RequestClass.OFFLINE:
+                # Nobody waits for it: no latency of it is protected.
+                continue
             elif entry.num_tokens:
                 self._observe(Line.ITL, now_s, 1000 * (now_s - entry.last_token_s))
             elif output.first_scheduled_s is not None:
