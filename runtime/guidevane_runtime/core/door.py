@@ -14,7 +14,7 @@ from typing import NamedTuple
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.leases import Lease, Ledger, Occupancy, Standing
 from guidevane_runtime.core.pace import Pace
-from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy, TenantUse, cap_refusal
+from guidevane_runtime.core.tenants import EQUAL_TERMS, RequestClass, TenantPolicy, TenantUse, cap_refusal
 
 MAX_LOOKED_AT = 1024
 """Requests of a tenant that one with a deadline is compared with: admission costs the same however many wait."""
@@ -168,7 +168,7 @@ class AdmissionGate:
         """Places for the choices of one body, all or none."""
         self.check_open()
         self._check_size(standing.tenant, count)
-        self._check_queue(standing.tenant, count)
+        self._check_queue(standing, count)
         self._check_tenant_places(standing.tenant, count)
         if not self.num_live:
             self._pace.begin(self._clock())
@@ -208,7 +208,7 @@ class AdmissionGate:
     def charge(self, leases: Sequence[Lease], prompt_tokens: Sequence[int]) -> None:
         """Add the prompt tokens of leases just entered, of one body: all, or none and Refused."""
         standing, added = leases[0].standing, sum(prompt_tokens)
-        self._check_queued_tokens(standing.tenant, added)
+        self._check_queued_tokens(standing, added)
         self._check_tenant_tokens(standing.tenant, added)
         self._check_long_context(leases, max(prompt_tokens))
         self._check_deadline(leases[0], added)
@@ -247,8 +247,12 @@ class AdmissionGate:
         message = f"this asks for {count} choices, {message}; send fewer at once"
         raise Refused(Rejection.VALIDATION, message, param="n")
 
-    def _check_queue(self, tenant: str, count: int) -> None:
-        room = self._open_to(tenant, self._room(), self._ledger.of(tenant).num_live + count)
+    def _check_queue(self, standing: Standing, count: int) -> None:
+        tenant, request_class = standing.tenant, standing.request_class
+        room = min(
+            self._open_to(tenant, self._room(), self._ledger.of(tenant).num_live + count),
+            self._open_to_class(request_class, self._room(), self._ledger.of_class(request_class).num_live + count),
+        )
         excess = self.num_live + count - room
         if excess > 0:
             raise Refused(
@@ -284,10 +288,14 @@ class AdmissionGate:
                 f"{self.capacity.num_tokens}; shorten the prompt or give the runtime more KV cache",
             )
 
-    def _check_queued_tokens(self, tenant: str, added: int) -> None:
+    def _check_queued_tokens(self, standing: Standing, added: int) -> None:
         """One body alone may be above the limit: it would never come in otherwise."""
         queued, limit = self.num_queued_tokens, self._limits().max_queued_tokens
-        room = self._open_to(tenant, limit, self._ledger.of(tenant).num_queued_tokens + added)
+        tenant, request_class = standing.tenant, standing.request_class
+        room = min(
+            self._open_to(tenant, limit, self._ledger.of(tenant).num_queued_tokens + added),
+            self._open_to_class(request_class, limit, self._ledger.of_class(request_class).num_queued_tokens + added),
+        )
         if queued and queued + added > room:
             raise Refused(
                 Rejection.QUEUED_TOKENS,
@@ -315,6 +323,14 @@ class AdmissionGate:
         everybody = sum(weights.values())
         is_hog = own < everybody and wanted * everybody > total * own
         return total - total // 10 if is_hog else total
+
+    def _open_to_class(self, request_class: RequestClass, total: int, wanted: int) -> int:
+        """What a class may fill: offline work above its share leaves the last tenth to what somebody awaits."""
+        if request_class is RequestClass.INTERACTIVE:
+            return total
+        policy = self._policy()
+        own, everybody = policy.offline_share, policy.offline_share + policy.interactive_share
+        return total - total // 10 if wanted * everybody > total * own else total
 
     def _check_long_context(self, leases: Sequence[Lease], longest: int) -> None:
         """A long prompt that would be alone is let in, so nobody is locked out."""
