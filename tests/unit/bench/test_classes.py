@@ -115,8 +115,8 @@ def test_interactive_work_starts_before_offline_work_that_came_with_it(
 def test_guard_that_pauses_offline_work_holds_it_back_and_lets_it_in_afterwards(
     play: Play, burst: Burst, limits_of: LimitsOf
 ) -> None:
-    """Twice what the pod does, half of it offline; then a trickle, in which everything comes to its end."""
-    busy = mixed(burst(4500, gap_s=1 / 75))
+    """Twice what the pod does, a quarter of it offline; then a trickle, in which everything comes to its end."""
+    busy = mixed(burst(4500, gap_s=1 / 75), every=4)
     calm = [replace(one, number=one.number + 4500, arrival_s=one.arrival_s + 60) for one in burst(100, gap_s=1.0)]
     limits = limits_of(max_num_seqs=8, waiting_timeout_milliseconds=600_000, max_queued_requests=65536)
     guard = GuardConfig({Line.TTFT: 300.0})
