@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from guidevane_api.limits import MAX_TOKENS, PartialLimits, SchedulerLimits
-from guidevane_bench.errors import SpecError
+from guidevane_bench.errors import SpecError, sentence_of
 from guidevane_bench.report.latency import LatencyHistogram
 from guidevane_bench.simulator.batch_control import CONTROLLERS
 from guidevane_bench.simulator.costs import CostModel
@@ -121,8 +121,11 @@ def parse_setup(name: str, limits: SchedulerLimits, num_blocks: int, lines: Mapp
     kind, _, number = base.rpartition("-")
     if base == "guidevane":
         shape = PodShape(limits, num_blocks)
-    elif kind in ("static", "peak-kv") and number.isdecimal() and int(number):
-        own = PartialLimits(max_num_seqs=int(number), kv_cache_utilization_limit_percent=VLLM_KV_PERCENT)
+    elif kind in ("static", "peak-kv") and number.isdecimal():
+        try:
+            own = PartialLimits(max_num_seqs=int(number), kv_cache_utilization_limit_percent=VLLM_KV_PERCENT)
+        except ValueError as error:
+            raise SpecError(f"--setups has {name!r}: {sentence_of(error)}") from error
         shape = PodShape(limits.merged(own), num_blocks, is_optimistic=kind == "static")
     else:
         raise SpecError(f"--setups has {name!r}; begin with guidevane, static-N or peak-kv-N, say static-256")
@@ -136,7 +139,7 @@ def parse_setup(name: str, limits: SchedulerLimits, num_blocks: int, lines: Mapp
 def _figures(outcome: Outcome, rate: float) -> Figures:
     entries = outcome.ledger.entries
     itl, ttft = LatencyHistogram(), LatencyHistogram()
-    for histogram in outcome.ledger.itl_by_tenant.values():
+    for histogram in outcome.ledger.itl_by_group.values():
         itl.merge(histogram)
     for entry in entries:
         if entry.ttft_s is not None:

@@ -7,15 +7,15 @@ constraint is met by trying every subset of them: the best fit whose coefficient
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from math import fsum
+from math import fsum, inf
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from guidevane_bench.errors import FitError, InputError
+from guidevane_bench.errors import FitError, InputError, sentence_of
 from guidevane_bench.simulator.costs import COEFFICIENTS, CostModel, StepLoad
 
 MIN_STEPS = 20
@@ -59,19 +59,24 @@ def read_steps(path: Path) -> list[MeasuredStep]:
     """JSON lines with the fields of StepLoad and step_s."""
     try:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return [
-            MeasuredStep(StepLoad(*(int(record[name]) for name in StepLoad._fields)), float(record["step_s"]))
-            for record in records
-        ]
+        return [_measured(record) for record in records]
     except OSError as error:
         raise InputError(f"steps {path} can't be read: {error.strerror}; make them with record") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         fields = ", ".join((*StepLoad._fields, "step_s"))
-        raise InputError(f"steps {path}: {error}; a line is JSON with {fields}") from error
+        raise InputError(f"steps {path}: {sentence_of(error)}; a line is JSON with {fields}") from error
 
 
-def write_steps(path: Path, steps: Iterable[MeasuredStep]) -> None:
-    path.write_text("".join(json.dumps(step.to_json()) + "\n" for step in steps), encoding="utf-8")
+def _measured(record: Mapping[str, Any]) -> MeasuredStep:
+    step = MeasuredStep(StepLoad(*(int(record[name]) for name in StepLoad._fields)), float(record["step_s"]))
+    if min(step.load) < 0 or not 0 <= step.step_s < inf:
+        raise ValueError(f"a step has {dict(record)}, which no step can")
+    return step
+
+
+def steps_to_bytes(steps: Iterable[MeasuredStep]) -> bytes:
+    """What read_steps reads."""
+    return "".join(json.dumps(step.to_json()) + "\n" for step in steps).encode()
 
 
 def fit_costs(steps: Sequence[MeasuredStep]) -> Fit:

@@ -100,8 +100,7 @@ class ReplayMailbox:
         prompt = tuple(rng.choices(range(self._vocab_size), k=request.num_prompt_tokens))
         params = SamplingParams(max_tokens=request.num_output_tokens, seed=0, temperature=0.0, ignore_eos=True)
         self.ledger.open(str(request.number), request)
-        arrival_s = self._start_s + request.arrival_s
-        return Submit(str(request.number), prompt, params, arrival_s, tenant=request.tenant)
+        return Submit(str(request.number), prompt, params, **request.standing(self._start_s)._asdict())
 
     def _shift(self, entry: Entry) -> None:
         """The scheduler speaks of the clock, the ledger of the run."""

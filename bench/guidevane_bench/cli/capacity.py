@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from guidevane_bench.capacity import Figures, Setup, Trial, capacity, parse_setup
+from guidevane_bench.capacity import MAX_RATE, MIN_RATE, Figures, Setup, Trial, capacity, parse_setup
 from guidevane_bench.cli.options import add_load, add_pod, limits_of_options, load_of_options, slo_option
+from guidevane_bench.cli.parser import count, positive
 from guidevane_bench.errors import SpecError
 from guidevane_bench.report.markdown import table
 from guidevane_bench.simulator.costs import read_costs
@@ -45,23 +46,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_load(parser)
     add_pod(parser)
     group = parser.add_argument_group("comparison")
-    group.add_argument("--costs", type=Path, required=True, help="cost model: a file of fit")
+    group.add_argument("--costs", type=Path, metavar="FILE", required=True, help="cost model, required: a file of fit")
     group.add_argument(
         "--setups",
+        metavar="NAME,...",
         default=SETUPS,
         help="static-N, peak-kv-N or guidevane, alone or with +guard, +memory-aware, +sla-aware or +combined; "
         "changes are against the first (default: %(default)s)",
     )
-    group.add_argument("--requests", type=int, default=500, help="that come all at once (default: %(default)s)")
-    group.add_argument("--start-rate", type=float, default=4.0, help="where the search begins (default: %(default)s)")
+    at_once, start = "that come all at once (default: %(default)s)", "where the search begins (default: %(default)s)"
+    group.add_argument("--requests", type=count, metavar="N", default=500, help=at_once)
+    group.add_argument("--start-rate", type=positive, metavar="RATE", default=4.0, help=start)
     for line, bound in LINES.items():
-        group.add_argument(slo_option(line), dest=line.name, type=float, default=bound, help="(default: %(default)s)")
+        add, what = group.add_argument, "what has to hold (default: %(default)s)"
+        add(slo_option(line), dest=line.name, type=positive, metavar="MS", default=bound, help=what)
 
 
 def run(options: argparse.Namespace) -> str:
     """A row for each setup, when it is done also to stderr: a comparison takes minutes."""
-    if options.arrivals or options.requests < 1 or options.start_rate <= 0:
-        raise SpecError("capacity finds the rate itself: no --arrivals, --requests 1 or more, --start-rate above 0")
+    if options.arrivals:
+        raise SpecError(f"--arrivals {options.arrivals}: capacity finds the rate itself, leave it out")
+    if not MIN_RATE < options.start_rate < MAX_RATE:
+        raise SpecError(
+            f"--start-rate is {options.start_rate:g}; a capacity is looked for from {MIN_RATE:g} to {MAX_RATE:g}"
+        )
     lines = {line: getattr(options, line.name) for line in LINES}
     limits = limits_of_options(options)
     setups = [parse_setup(name, limits, options.num_blocks, lines) for name in options.setups.split(",")]

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from guidevane_bench.errors import InputError
+from guidevane_bench.errors import InputError, sentence_of
 from guidevane_bench.report.build import Report
 from guidevane_bench.report.compare import compare
 
@@ -23,7 +23,9 @@ def _read(path: Path) -> Report:
     try:
         report: Report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"report {path} can't be read: {error}; make one with --json") from error
-    if not {"all", "kind", "title"} <= set(report):
-        raise InputError(f"{path} is no report of this tool; make one with --json")
+        raise InputError(f"report {path} can't be read: {sentence_of(error)}; make one with --json") from error
+    try:
+        compare(report, report, names=[report["title"], report["kind"]])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path} is no report of this version of guidevane-bench; make one with --json") from error
     return report

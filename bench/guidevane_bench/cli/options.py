@@ -4,7 +4,9 @@ import argparse
 from pathlib import Path
 
 from guidevane_api.limits import PartialLimits, SchedulerLimits, limit_violations
-from guidevane_bench.errors import SpecError
+from guidevane_bench.cli.outputs import ensure_file, ensure_folder, ensure_matplotlib, write
+from guidevane_bench.cli.parser import count, num_blocks, positive, share
+from guidevane_bench.errors import InputError, SpecError, sentence_of
 from guidevane_bench.report.build import Report, Slo, to_bytes
 from guidevane_bench.report.markdown import to_markdown
 from guidevane_bench.report.plots import draw
@@ -24,42 +26,66 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
-    group.add_argument("--trace", type=Path, help="CSV or Mooncake JSON lines: arrivals and lengths, or lengths only")
-    group.add_argument("--limit", type=int, help="first so many requests of the trace")
-    group.add_argument("--time-scale", type=float, default=1.0, help="factor on gaps of the trace")
-    group.add_argument("--length-scale", type=float, default=1.0, help="factor on token counts of the trace")
-    group.add_argument("--max-prompt", type=int, help="cut prompts of the trace at so many tokens")
-    group.add_argument("--max-output", type=int, help="cut outputs of the trace at so many tokens")
-    group.add_argument(
+    add = group.add_argument
+    add("--trace", type=Path, metavar="FILE", help="CSV or Mooncake JSON lines: arrivals and lengths, or lengths only")
+    add("--limit", type=count, metavar="N", help="first so many requests of the trace")
+    add("--time-scale", type=positive, metavar="FACTOR", default=1.0, help="on gaps of the trace")
+    add("--length-scale", type=positive, metavar="FACTOR", default=1.0, help="on token counts of the trace")
+    add("--max-prompt", type=count, metavar="TOKENS", help="cut prompts of the trace at so many")
+    add("--max-output", type=count, metavar="TOKENS", help="cut outputs of the trace at so many")
+    add(
         "--arrivals",
+        metavar="KIND",
         default="",
         help="poisson:rate=5 | gamma:rate=5,cv=3 | ramp:start=1,end=9 | onoff:"
         "rate=5,on=30,off=30 | diurnal:rate=5,amplitude=0.8,period=86400 | curve:FILE=PEAK_RATE",
     )
-    group.add_argument(
+    add(
         "--lengths",
+        metavar="KIND",
         default="",
-        help="fixed:prompt=200,output=50 | lognormal:prompt=200,output=50,cv=1"
+        help="of --arrivals, if not those of --trace: fixed:prompt=200,output=50 | lognormal:prompt=200,output=50,cv=1"
         " | longtail:prompt=100,output=40,long=800,share=0.05",
     )
-    group.add_argument("--duration", type=float, default=60.0, help="seconds of --arrivals (default: %(default)s)")
-    group.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and faults (default: %(default)s)")
+    add("--duration", type=positive, metavar="SECONDS", default=60.0, help="of --arrivals (default: %(default)s)")
+    add("--seed", type=int, metavar="N", default=0, help="of all that is drawn, faults too (default: %(default)s)")
+    _add_classes(group.add_mutually_exclusive_group())
+
+
+def _add_classes(group: argparse._MutuallyExclusiveGroup) -> None:
+    group.add_argument(
+        "--offline-share",
+        type=share,
+        metavar="SHARE",
+        default=0.0,
+        help="of the requests, drawn: they are offline work, the others interactive (default: %(default)s, "
+        "or what the column class of the trace says)",
+    )
+    group.add_argument(
+        "--offline-tenants", metavar="A,B", default="", help="tenants of the trace whose requests are offline work"
+    )
 
 
 def load_of_options(options: argparse.Namespace) -> LoadSpec:
-    cut = TraceCut(options.limit, options.time_scale, options.length_scale, options.max_prompt, options.max_output)
-    if min(cut.time_scale, cut.length_scale, options.duration) <= 0:
-        raise SpecError("--time-scale, --length-scale and --duration must be above 0")
-    if any(most is not None and most < 1 for most in (cut.max_requests, cut.max_prompt_tokens, cut.max_output_tokens)):
-        raise SpecError("--limit, --max-prompt and --max-output must be 1 or more")
-    return LoadSpec(options.trace, cut, options.arrivals, options.lengths, options.duration, options.seed)
+    return LoadSpec(
+        trace=options.trace,
+        cut=TraceCut(options.limit, options.time_scale, options.length_scale, options.max_prompt, options.max_output),
+        arrivals=options.arrivals,
+        lengths=options.lengths,
+        duration_s=options.duration,
+        seed=options.seed,
+        offline_share=options.offline_share,
+        offline_tenants=tuple(filter(None, options.offline_tenants.split(","))),
+    )
 
 
 def add_pod(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("pod")
-    group.add_argument("--limits", default="{}", help='live limits as JSON, say {"maxNumSeqs": 8}; the rest by default')
-    group.add_argument("--num-blocks", type=int, default=4096, help="KV blocks of 16 tokens (default: %(default)s)")
-    group.add_argument("--itl-target-ms", type=float, help="cut prefill beside decodes to it, as the ITL line does")
+    add = parser.add_argument_group("pod").add_argument
+    add("--limits", metavar="JSON", default="{}", help='live limits, say {"maxNumSeqs": 8}; the rest by default')
+    add(
+        "--num-blocks", type=num_blocks, metavar="N", default=4096, help="KV blocks of 16 tokens (default: %(default)s)"
+    )
+    add("--itl-target-ms", type=positive, metavar="MS", help="cut prefill beside decodes to it, as the ITL line does")
 
 
 def limits_of_options(options: argparse.Namespace) -> SchedulerLimits:
@@ -67,9 +93,7 @@ def limits_of_options(options: argparse.Namespace) -> SchedulerLimits:
     try:
         given = PartialLimits.model_validate_json(options.limits)
     except ValueError as error:
-        raise SpecError(f"--limits {options.limits!r}: {error}") from error
-    if options.num_blocks < 1:
-        raise SpecError(f"--num-blocks is {options.num_blocks}; a pod has at least 1")
+        raise SpecError(f"--limits {options.limits!r}: {sentence_of(error)}; write JSON of spec.limits") from error
     limits = SchedulerLimits.resolve(given, UNBOUNDED)
     if found := limit_violations(limits, UNBOUNDED):
         raise SpecError(f"--limits: {'; '.join(found.values())}")
@@ -82,7 +106,8 @@ def add_guard(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--guard", choices=("off", "dry-run", "on"), help="default: on with a line, else off")
     for line in Line:
         unit = "ms" if is_latency(line) else "percent"
-        group.add_argument(slo_option(line), dest=line.name, type=float, help=f"protection line, {unit}")
+        what = f"protection line, {unit}"
+        group.add_argument(slo_option(line), dest=line.name, type=positive, metavar=unit.upper(), help=what)
 
 
 def is_latency(line: Line) -> bool:
@@ -107,29 +132,34 @@ def guard_of_options(options: argparse.Namespace) -> GuardConfig | None:
         raise SpecError(f"--guard {options.guard} has no line to protect; give one, for example --slo-itl-p95-ms 120")
     if options.guard == "off" or not lines:
         return None
-    try:
-        return GuardConfig(lines, dry_run=options.guard == "dry-run")
-    except ValueError as error:
-        raise SpecError(f"--slo-*: {error}") from error
+    return GuardConfig(lines, dry_run=options.guard == "dry-run")
 
 
 def itl_target_of_options(options: argparse.Namespace) -> float | None:
     """Seconds."""
-    if options.itl_target_ms is None:
-        return None
-    if options.itl_target_ms <= 0:
-        raise SpecError(f"--itl-target-ms is {options.itl_target_ms}; a target is above 0, leave it out for none")
-    return float(options.itl_target_ms) / 1000
+    return None if options.itl_target_ms is None else options.itl_target_ms / 1000
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("report")
-    group.add_argument("--ttft-slo-ms", type=float, default=Slo().ttft_ms, help="(default: %(default)s)")
-    group.add_argument("--tpot-slo-ms", type=float, default=Slo().tpot_ms, help="(default: %(default)s)")
-    group.add_argument("--title", default="Run")
-    group.add_argument("--json", type=Path, help="write the report here")
-    group.add_argument("--markdown", type=Path, help="write it for people here; without both it goes to the terminal")
-    group.add_argument("--plots", type=Path, help="folder for SVG files (needs matplotlib)")
+    add = parser.add_argument_group("report").add_argument
+    for name, default in (("ttft", Slo().ttft_ms), ("tpot", Slo().tpot_ms)):
+        what = f"a good request has a {name.upper()} of so much at most (default: %(default)s)"
+        add(f"--{name}-slo-ms", type=positive, metavar="MS", default=default, help=what)
+    add("--title", metavar="TEXT", default="Run", help="(default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the report here")
+    add("--markdown", type=Path, metavar="FILE", help="write it for people here; without both it goes to the terminal")
+    add("--plots", type=Path, metavar="FOLDER", help="for SVG files (needs matplotlib)")
+
+
+def ensure_can_deliver(options: argparse.Namespace) -> None:
+    """Raises BenchError if deliver() would; called before the run."""
+    ensure_file("--json", options.json)
+    ensure_file("--markdown", options.markdown)
+    if options.json and options.json == options.markdown:
+        raise SpecError(f"--json and --markdown are both {options.json}; give two files")
+    if options.plots:
+        ensure_matplotlib("--plots")
+        ensure_folder("--plots", options.plots)
 
 
 def slo_of_options(options: argparse.Namespace) -> Slo:
@@ -138,11 +168,14 @@ def slo_of_options(options: argparse.Namespace) -> Slo:
 
 def deliver(report: Report, options: argparse.Namespace) -> str:
     """Write what was asked for; returns what is left for the terminal."""
-    if options.plots:
-        draw(report, options.plots)
     if options.json:
-        options.json.write_bytes(to_bytes(report))
+        write("--json", options.json, to_bytes(report))
     text = to_markdown(report)
     if options.markdown:
-        options.markdown.write_text(text, encoding="utf-8")
+        write("--markdown", options.markdown, text.encode())
+    if options.plots:
+        try:
+            draw(report, options.plots)
+        except OSError as error:
+            raise InputError(f"--plots {options.plots} can't be written: {error.strerror}; give another") from error
     return "" if options.json or options.markdown else text

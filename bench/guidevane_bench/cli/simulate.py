@@ -15,6 +15,7 @@ from guidevane_bench.cli.options import (
     add_guard,
     add_run,
     deliver,
+    ensure_can_deliver,
     guard_of_options,
     itl_target_of_options,
     limits_of_options,
@@ -22,7 +23,9 @@ from guidevane_bench.cli.options import (
     load_of_options,
     slo_of_options,
 )
-from guidevane_bench.errors import InputError, SpecError
+from guidevane_bench.cli.parser import interval_s, num_pods, share
+from guidevane_bench.cli.progress import shown
+from guidevane_bench.errors import InputError, SpecError, sentence_of
 from guidevane_bench.report.build import Report, build_report, series_json
 from guidevane_bench.simulator.batch_control import CONTROLLERS, DEFAULT_ITL_MS
 from guidevane_bench.simulator.control import Controller, read_script
@@ -34,12 +37,14 @@ from guidevane_runtime.core.budget import SHORT_RESERVE
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy, policy_of
 
+MAX_FLEET_BLOCKS = 1 << 27
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     group = parser.add_argument_group("fleet")
-    group.add_argument("--costs", type=Path, required=True, help="cost model: a file of fit")
-    group.add_argument("--pods", type=int, default=1, help="(default: %(default)s)")
+    group.add_argument("--costs", type=Path, metavar="FILE", required=True, help="cost model, required: a file of fit")
+    group.add_argument("--pods", type=num_pods, metavar="N", default=1, help="(default: %(default)s)")
     group.add_argument(
         "--batching",
         choices=("continuous", "static"),
@@ -48,12 +53,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--short-reserve",
-        type=float,
+        type=share,
+        metavar="SHARE",
         default=SHORT_RESERVE,
         help="share of a step's prefill tokens kept for short prompts; the runtime's is %(default)s",
     )
-    group.add_argument("--faults", default="", help="how many over the run: pod_death=2,slow_pod=1,metrics_gap=1")
-    group.add_argument("--limits-script", type=Path, help='JSON lines: {"at_s": 60, "limits": {"maxNumSeqs": 4}}')
+    group.add_argument(
+        "--faults",
+        metavar="KIND=N,...",
+        default="",
+        help="how many over the run, drawn: pod_death=2,slow_pod=1,metrics_gap=1",
+    )
+    group.add_argument(
+        "--limits-script", type=Path, metavar="FILE", help='JSON lines: {"at_s": 60, "limits": {"maxNumSeqs": 4}}'
+    )
     group.add_argument(
         "--admission",
         choices=("peak-kv", "optimistic"),
@@ -62,11 +75,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--controller",
+        metavar="NAME",
         default="",
         help=f"{' | '.join(CONTROLLERS)}, or module:factory of a Controller; asked at every scrape",
     )
-    group.add_argument("--tenants", type=Path, help="a pod's tenants file: weights and caps of tenants of the trace")
-    group.add_argument("--scrape-interval", type=float, default=5.0, help="seconds (default: %(default)s)")
+    group.add_argument(
+        "--tenants", type=Path, metavar="FILE", help="a pod's tenants file: weights and caps of tenants of the trace"
+    )
+    group.add_argument(
+        "--scrape-interval",
+        type=interval_s,
+        metavar="SECONDS",
+        default=5.0,
+        help="between two looks of a controller, and two points of a plot (default: %(default)s)",
+    )
     group.add_argument(
         "--prefix-caching", choices=("on", "off"), default="on", help="as the runtime's own (default: %(default)s)"
     )
@@ -75,21 +97,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> str:
     """Returns the text for the terminal. How long it took goes to stderr: a report has no wall clock in it."""
-    requests = load_of_options(options).requests()
-    spec = _fleet_spec(options, requests[-1].arrival_s if requests else 0.0)
+    ensure_can_deliver(options)
     controller = _controller(options)
+    requests = load_of_options(options).requests()
+    spec = _fleet_spec(options, requests[-1].arrival_s)
     started_s = process_time()
-    with _rare_collection():
-        outcome = Fleet(spec, controller).run(requests)
+    with _rare_collection(), shown(requests, sys.stderr) as arriving:
+        outcome = Fleet(spec, controller).run(arriving)
     _say_speed(outcome, process_time() - started_s)
     return deliver(_report(options, spec, outcome), options)
 
 
 def _fleet_spec(options: argparse.Namespace, last_arrival_s: float) -> FleetSpec:
-    if options.pods < 1 or options.scrape_interval <= 0:
-        raise SpecError(f"--pods {options.pods} must be 1 or more, --scrape-interval {options.scrape_interval} above 0")
-    if not 0 <= options.short_reserve <= 1:
-        raise SpecError(f"--short-reserve is {options.short_reserve}; it is a share, 0 to 1")
+    if options.pods * options.num_blocks > MAX_FLEET_BLOCKS:
+        way_out = f"the fleet would have more than {MAX_FLEET_BLOCKS} blocks, 8 GB here; give fewer of one"
+        raise SpecError(f"--pods {options.pods} with --num-blocks {options.num_blocks}: {way_out}")
     limits = limits_of_options(options)
     tenants = _tenants(options.tenants) if options.tenants else EQUAL_TERMS
     shape = PodShape(
@@ -112,9 +134,9 @@ def _tenants(path: Path) -> TenantPolicy:
     try:
         return policy_of(TenantsFile.model_validate_json(path.read_bytes()))
     except OSError as error:
-        raise InputError(f"--tenants {path} can't be read: {error.strerror}") from error
+        raise InputError(f"--tenants {path} can't be read: {error.strerror}; give a pod's tenants file") from error
     except ValueError as error:
-        raise InputError(f"--tenants {path}: {error}") from error
+        raise InputError(f"--tenants {path}: {sentence_of(error)}; docs/admission.md shows such a file") from error
 
 
 def _controller(options: argparse.Namespace) -> Controller | None:
@@ -126,9 +148,12 @@ def _controller(options: argparse.Namespace) -> Controller | None:
         return CONTROLLERS[name](lines_of_options(options).get(Line.ITL, DEFAULT_ITL_MS))
     module, _, factory = name.partition(":")
     try:
-        made: Controller = getattr(import_module(module), factory)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SpecError(f"--controller {name!r}: {error}; write module:factory") from error
+        made: Controller | None = getattr(import_module(module), factory)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        way_out = f"write module:factory, or one of {', '.join(CONTROLLERS)}"
+        raise SpecError(f"--controller {name!r}: {sentence_of(error)}; {way_out}") from error
+    if not callable(getattr(made, "decide", None)):
+        raise SpecError(f"--controller {name!r} makes nothing that has decide(sample); see docs/simulator.md")
     return made
 
 

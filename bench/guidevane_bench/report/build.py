@@ -2,12 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from guidevane_bench.report.latency import LatencyHistogram
-from guidevane_bench.simulator.ledger import End, Entry, Ledger
+from guidevane_bench.simulator.ledger import End, Entry, Group, Ledger
 from guidevane_bench.simulator.series import Series
 
 Report = dict[str, Any]
@@ -32,22 +32,27 @@ class Slo:
         return ttft_s * 1000 <= self.ttft_ms and tpot_s * 1000 <= self.tpot_ms
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Requests that a report speaks of together."""
+
+    entries: list[Entry] = field(default_factory=list)
+    itl: LatencyHistogram = field(default_factory=LatencyHistogram)
+
+
 def build_report(ledger: Ledger, slo: Slo, duration_s: float, **about: Any) -> Report:
     """The figures of a run; `about` says what was run and goes in as it is."""
-    itl = LatencyHistogram()
-    for histogram in ledger.itl_by_tenant.values():
-        itl.merge(histogram)
-    groups = _by_tenant(ledger.entries)
+    everything = _parts(ledger, lambda _: "").get("", Part())
+    classes = _parts(ledger, lambda group: group.request_class)
+    tenants = _parts(ledger, lambda group: group.tenant)
     return {
         **about,
         "slo": asdict(slo),
         "duration_s": round(duration_s, 6),
-        "all": _figures(ledger.entries, itl, slo, duration_s),
-        "fairness": _fairness(groups),
-        "tenants": {
-            tenant or "(none)": _figures(entries, ledger.itl_by_tenant[tenant], slo, duration_s)
-            for tenant, entries in sorted(groups.items())
-        },
+        "all": _figures(everything, slo, duration_s),
+        "fairness": _fairness(tenants),
+        "classes": {name: _figures(part, slo, duration_s) for name, part in sorted(classes.items())},
+        "tenants": {name or "(none)": _figures(part, slo, duration_s) for name, part in sorted(tenants.items())},
     }
 
 
@@ -71,14 +76,17 @@ def to_bytes(report: Report) -> bytes:
     return (json.dumps(report, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _by_tenant(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.request.tenant, []).append(entry)
-    return groups
+def _parts(ledger: Ledger, name_of: Callable[[Group], str]) -> dict[str, Part]:
+    parts: dict[str, Part] = {}
+    for entry in ledger.entries:
+        parts.setdefault(name_of(entry.group), Part()).entries.append(entry)
+    for group, itl in ledger.itl_by_group.items():
+        parts.setdefault(name_of(group), Part()).itl.merge(itl)
+    return parts
 
 
-def _figures(entries: Sequence[Entry], itl: LatencyHistogram, slo: Slo, duration_s: float) -> Report:
+def _figures(part: Part, slo: Slo, duration_s: float) -> Report:
+    entries, itl = part.entries, part.itl
     good = [entry for entry in entries if slo.holds_for(entry)]
     num_output_tokens = sum(entry.num_tokens for entry in entries)
     return {
@@ -124,10 +132,11 @@ def _histogram(seconds: Iterable[float | None]) -> LatencyHistogram:
     return histogram
 
 
-def _fairness(groups: Mapping[str, Sequence[Entry]]) -> Report:
+def _fairness(tenants: Mapping[str, Part]) -> Report:
     """Jain's index over the share of asked-for tokens that each tenant got: 1 is even, 1/n is one tenant only."""
     shares, waits = [], {}
-    for tenant, entries in groups.items():
+    for tenant, part in tenants.items():
+        entries = part.entries
         asked = sum(entry.request.num_output_tokens for entry in entries)
         shares.append(sum(entry.num_tokens for entry in entries) / asked)
         waits[tenant] = max((entry.queue_wait_s or 0.0 for entry in entries), default=0.0)

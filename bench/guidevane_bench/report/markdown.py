@@ -6,6 +6,7 @@ from typing import Any
 from guidevane_bench.report.build import Report
 
 LATENCIES = ("ttft", "itl", "tpot", "queue_wait", "e2e")
+LATENCY_HEAD = ("TTFT p50", "TTFT p95", "ITL p95", "queue wait p95")
 MAX_TENANTS = 50
 """Rows of the tenant table; the JSON has them all."""
 MAX_MOVES = 40
@@ -13,7 +14,7 @@ MAX_MOVES = 40
 
 
 def to_markdown(report: Report) -> str:
-    """Summary, latencies, ends, then one line per tenant."""
+    """Summary, latencies, ends, then one line per class and per tenant, where there are several."""
     figures = report["all"]
     parts = [
         f"# {report.get('title', 'Run')}",
@@ -23,8 +24,10 @@ def to_markdown(report: Report) -> str:
     ]
     if "guard" in report:
         parts.append("## Guard\n\n" + _guard(report["guard"]))
+    if len(report["classes"]) > 1:
+        parts.append("## Classes\n\n" + _groups("class", report["classes"]))
     if len(report["tenants"]) > 1:
-        parts.append("## Tenants\n\n" + _tenants(report["tenants"]))
+        parts.append("## Tenants\n\n" + _groups("tenant", report["tenants"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -64,14 +67,16 @@ def _guard(guard: Mapping[str, Any]) -> str:
     return table(("", ""), summary) + "\n\n" + table(("time, s", "pod", "level", "move"), moves)
 
 
-def _tenants(tenants: Mapping[str, Any]) -> str:
-    largest = sorted(tenants.items(), key=lambda item: -item[1]["num_requests"])[:MAX_TENANTS]
-    head = ("tenant", "requests", "finished per s", "good, %", "TTFT p50", "TTFT p95", "ITL p95", "queue wait p95")
+def _groups(kind: str, groups: Mapping[str, Any]) -> str:
+    """One line each, the largest first. Latencies in ms."""
+    largest = sorted(groups.items(), key=lambda item: -item[1]["num_requests"])[:MAX_TENANTS]
+    head = (kind, "requests", "finished per s", "output tokens per s", "good, %", *LATENCY_HEAD)
     rows = [
         (
             name,
             of["num_requests"],
             of["finished_per_s"],
+            of["output_tokens_per_s"],
             of["good_percent"],
             of["ttft"]["p50_ms"],
             of["ttft"]["p95_ms"],

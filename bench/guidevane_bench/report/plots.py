@@ -30,9 +30,11 @@ def _latencies(report: Report, path: Path) -> Path:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=SIZE_INCHES)
-    for name, label in (("ttft_curve", "TTFT"), ("itl_curve", "ITL")):
-        if points := report["all"][name]:
-            axes.step([ms for ms, _ in points], [share for _, share in points], where="post", label=label)
+    classes = report["classes"] if len(report["classes"]) > 1 else {}
+    for who, figures in {"": report["all"], **classes}.items():
+        for name, label in (("ttft_curve", "TTFT"), ("itl_curve", "ITL")):
+            if points := figures[name]:
+                axes.step(*zip(*points, strict=True), where="post", label=f"{label} {who}".strip())
     axes.set(xscale="log", xlabel="milliseconds", ylabel="share at or below", title=report.get("title", ""))
     axes.legend()
     axes.grid(alpha=0.3)

@@ -8,14 +8,13 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import ValidationError
-
 from guidevane_api.admin import ShrinkMode
 from guidevane_api.limits import Envelope, PartialLimits, SchedulerLimits, limit_violations
-from guidevane_bench.errors import InputError
+from guidevane_bench.errors import InputError, sentence_of
 from guidevane_bench.simulator.ledger import PodMeter
 from guidevane_runtime.core.messages import EngineStats
 
@@ -95,17 +94,29 @@ class LimitsScript:
 def read_script(path: Path, startup: SchedulerLimits) -> LimitsScript:
     """JSON lines like {"at_s": 60, "limits": {"prefillChunkSize": 256}, "mode": "drain"}."""
     try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        lines = [
-            ScriptLine(
-                float(record["at_s"]),
-                PartialLimits.model_validate(record["limits"]),
-                ShrinkMode(record.get("mode", ShrinkMode.DRAIN)),
-            )
-            for record in records
-        ]
+        texts = path.read_text(encoding="utf-8").splitlines()
+        lines = [_script_line(number, text) for number, text in enumerate(texts, start=1) if text.strip()]
+        return LimitsScript(startup, lines)
+    except InputError as error:
+        raise InputError(f"--limits-script {path}: {error}") from error
     except OSError as error:
-        raise InputError(f"limits script {path} can't be read: {error.strerror}; give a file of JSON lines") from error
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
-        raise InputError(f"limits script {path}: {error}; a line has at_s and limits, and may have mode") from error
-    return LimitsScript(startup, lines)
+        raise InputError(
+            f"--limits-script {path} can't be read: {error.strerror}; give a file of JSON lines"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"--limits-script {path} is no text: {error}; give a file of JSON lines") from error
+
+
+def _script_line(number: int, text: str) -> ScriptLine:
+    try:
+        record = json.loads(text)
+        if not isinstance(record, dict) or not {"at_s", "limits"} <= set(record) <= {"at_s", "limits", "mode"}:
+            raise ValueError(f"it is {text.strip()}")
+        at_s = float(record["at_s"])
+        if not 0 <= at_s < inf:
+            raise ValueError(f"at_s is {at_s}, which is no time of the run")
+        mode = ShrinkMode(record.get("mode", ShrinkMode.DRAIN))
+        return ScriptLine(at_s, PartialLimits.model_validate(record["limits"]), mode)
+    except (TypeError, ValueError) as error:
+        what = "a line is JSON with at_s in seconds, limits as in spec.limits, and mode where wanted"
+        raise InputError(f"line {number}: {sentence_of(error)}; {what}") from error

@@ -26,6 +26,8 @@ class FaultSpec:
     factor: float = 1.0
 
 
+MAX_FAULTS = 100_000
+"""Of one kind: more are a typing error."""
 SPECS = {
     # A container restart with the weights in the page cache; a large model takes longer.
     FaultKind.POD_DEATH: FaultSpec(30.0),
@@ -57,6 +59,8 @@ def parse_fault_counts(text: str) -> dict[FaultKind, int]:
         name, _, number = part.partition("=")
         if name not in list(FaultKind) or not number.isdecimal():
             raise SpecError(f"--faults has {part!r}; write KIND=COUNT with one of {', '.join(FaultKind)}")
+        if FaultKind(name) in counts or int(number) > MAX_FAULTS:
+            raise SpecError(f"--faults has {part!r}; give each kind once, and {MAX_FAULTS} of it at most")
         counts[FaultKind(name)] = int(number)
     return counts
 

@@ -4,7 +4,7 @@ Between two events nothing happens, so virtual time jumps. Pods are alike, and e
 the mail, plan, run, apply, report.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
@@ -136,8 +136,8 @@ class Fleet:
     _series: Series = field(default_factory=Series)
     _guard_log: GuardLog | None = None
 
-    def run(self, requests: Sequence[LoadRequest]) -> Outcome:
-        """Play the whole load and let everything end."""
+    def run(self, requests: Iterable[LoadRequest]) -> Outcome:
+        """Play the whole load, in order of arrival, and let everything end."""
         self._start()
         for request in requests:
             self._advance_to(request.arrival_s)

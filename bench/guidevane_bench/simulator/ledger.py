@@ -6,10 +6,13 @@ The simulator and the recorder of the real engine write the same ledger, so thei
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from guidevane_bench.report.latency import LatencyHistogram
 from guidevane_bench.workload.request import LoadRequest
+from guidevane_runtime.core.door import Rejection
 from guidevane_runtime.core.messages import FinishReason, RequestOutput
+from guidevane_runtime.core.tenants import RequestClass
 
 
 class End(StrEnum):
@@ -17,7 +20,7 @@ class End(StrEnum):
 
     FINISHED = "finished"
     TIMEOUT = "timeout"
-    """Waited longer than waitingTimeoutMilliseconds."""
+    """Waited longer than waitingTimeoutMilliseconds; or, with that reason, had not ended by its deadline."""
     REJECTED = "rejected"
     """Refused at the door, or by the scheduler because it can never run."""
     LOST = "lost"
@@ -34,12 +37,20 @@ END_OF = {
 }
 
 
+class Group(NamedTuple):
+    """Requests whose gaps are counted together: a report adds them up by tenant and by class."""
+
+    tenant: str
+    request_class: RequestClass
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """One request. Times in seconds since the run began."""
 
     request: LoadRequest
-    tenant_itl: LatencyHistogram
+    group_itl: LatencyHistogram
+    """Of its group: it adds its gaps to those of the others."""
     pod: int = -1
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -49,6 +60,10 @@ class Entry:
     ended_s: float | None = None
     end: End | None = None
     reason: str = ""
+
+    @property
+    def group(self) -> Group:
+        return Group(self.request.tenant, self.request.request_class)
 
     @property
     def queue_wait_s(self) -> float | None:
@@ -86,7 +101,7 @@ class Ledger:
     """Entries in order of arrival; those without an end by request id."""
 
     entries: list[Entry] = field(default_factory=list)
-    itl_by_tenant: dict[str, LatencyHistogram] = field(default_factory=dict)
+    itl_by_group: dict[Group, LatencyHistogram] = field(default_factory=dict)
     _live: dict[str, Entry] = field(default_factory=dict)
 
     @property
@@ -94,8 +109,8 @@ class Ledger:
         return len(self._live)
 
     def open(self, request_id: str, request: LoadRequest) -> Entry:
-        tenant_itl = self.itl_by_tenant.setdefault(request.tenant, LatencyHistogram())
-        entry = Entry(request, tenant_itl)
+        group = Group(request.tenant, request.request_class)
+        entry = Entry(request, self.itl_by_group.setdefault(group, LatencyHistogram()))
         self.entries.append(entry)
         if request_id in self._live:
             raise ConservationError(f"request {request_id} came in twice")
@@ -121,14 +136,15 @@ class Ledger:
                 end = END_OF[output.finish_reason]
                 # The core answers ERROR at once to what can never run: nothing of it was computed.
                 never_ran = end is End.FAILED and output.first_scheduled_s is None
-                self.close(request_id, End.REJECTED if never_ran else end, now_s, output.error)
+                reason = Rejection.DEADLINE_EXCEEDED if end is End.TIMEOUT and output.error else output.error
+                self.close(request_id, End.REJECTED if never_ran else end, now_s, reason)
                 ended.append((request_id, entry))
         return ended
 
     def _token(self, entry: Entry, output: RequestOutput, now_s: float, meter: PodMeter | None) -> None:
         if entry.num_tokens:
             gap_s = now_s - entry.last_token_s
-            entry.tenant_itl.add(gap_s)
+            entry.group_itl.add(gap_s)
             if meter is not None:
                 meter.itl.add(gap_s)
         else:

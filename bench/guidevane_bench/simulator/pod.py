@@ -14,7 +14,7 @@ from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.budget import SHORT_RESERVE
 from guidevane_runtime.core.door import AdmissionGate, Capacity, Refused, Rejection, Reported
 from guidevane_runtime.core.guard import Guard, GuardConfig, GuardDecision
-from guidevane_runtime.core.leases import Lease, Standing
+from guidevane_runtime.core.leases import Lease
 from guidevane_runtime.core.messages import (
     EngineStats,
     RequestOutput,
@@ -137,13 +137,13 @@ class SimPod:
         return why
 
     def _try_submit(self, request_id: str, request: LoadRequest, entry: Entry) -> Rejection | None:
-        standing = Standing(request.arrival_s, request.tenant)
+        standing = request.standing()
         try:
             lease = self.door.admit(standing, request.num_prompt_tokens, request.num_output_tokens)
         except Refused as refused:
             return refused.reason
         params = SamplingParams(max_tokens=request.num_output_tokens, seed=0, temperature=0.0, ignore_eos=True)
-        submit = Submit(request_id, request.prompt_token_ids(), params, request.arrival_s, tenant=request.tenant)
+        submit = Submit(request_id, request.prompt_token_ids(), params, **standing._asdict())
         self.live[request_id], self._leases[request_id] = entry, lease
         if self._held is None:
             self.scheduler.submit(submit)

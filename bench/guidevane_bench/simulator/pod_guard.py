@@ -9,6 +9,7 @@ from guidevane_runtime.core.door import OVERLOAD, Rejection
 from guidevane_runtime.core.guard import Guard, GuardDecision, Sample
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineStats, FinishReason, RequestOutput
+from guidevane_runtime.core.tenants import RequestClass
 
 TICK_S = 1.0
 """As in the server."""
@@ -34,7 +35,7 @@ class PodGuard:
         return self._guard.effect(target).limits
 
     def tick(self, now_s: float, target: SchedulerLimits, stats: EngineStats) -> GuardDecision:
-        return self._guard.tick(now_s, target, stats.oldest_waiting_s)
+        return self._guard.tick(now_s, target, stats.oldest_interactive_waiting_s)
 
     def hear_door(self, why: Rejection | None, now_s: float) -> None:
         """A request was let in (None) or refused."""
@@ -46,7 +47,12 @@ class PodGuard:
         for output in outputs:
             entry = live[output.request_id]
             if output.finish_reason is FinishReason.TIMEOUT:
-                self._observe(Line.REJECTS, now_s, 100.0)
+                # With an error its own deadline passed, which says nothing of the load.
+                if not output.error:
+                    self._observe(Line.REJECTS, now_s, 100.0)
+            elif entry.request.request_class is RequestClass.OFFLINE:
+                # Nobody waits for it: no latency of it is protected.
+                continue
             elif entry.num_tokens:
                 self._observe(Line.ITL, now_s, 1000 * (now_s - entry.last_token_s))
             elif output.first_scheduled_s is not None:

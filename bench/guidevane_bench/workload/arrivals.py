@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from guidevane_bench.errors import InputError, SpecError
+from guidevane_bench.errors import InputError, SpecError, sentence_of
 from guidevane_bench.workload.specs import Known, Spec, parse_spec
 
 KINDS: Known = {
@@ -67,6 +67,8 @@ def _changing_rate(spec: Spec, duration_s: float) -> tuple[Callable[[float], flo
 
 def _curve(text: str, duration_s: float, rng: random.Random) -> Iterator[float]:
     name, _, peak_text = text.removeprefix("curve:").rpartition("=")
+    if not name:
+        raise SpecError(f"--arrivals {text!r} has no peak; write curve:FILE=PEAK_RATE")
     peak = parse_spec("--arrivals", f"poisson:rate={peak_text}", KINDS)["rate"]
     times, rates = read_rate_curve(Path(name))
     return thinned(lambda t: peak * rates[max(0, bisect_right(times, t) - 1)], peak, duration_s, rng)
@@ -75,13 +77,15 @@ def _curve(text: str, duration_s: float, rng: random.Random) -> Iterator[float]:
 def read_rate_curve(path: Path) -> tuple[list[float], list[float]]:
     """Columns t_s and relative_rate (0 to 1, piecewise constant) of a CSV."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(float(row["t_s"]), float(row["relative_rate"])) for row in csv.DictReader(file)]
     except OSError as error:
         raise InputError(f"rate curve {path} can't be read: {error.strerror}; give the path of a CSV") from error
-    except (KeyError, ValueError) as error:
-        raise InputError(f"rate curve {path}: {error}; it has the columns t_s and relative_rate") from error
-    if not rows or any(not 0 <= rate <= 1 for _, rate in rows):
-        raise InputError(f"rate curve {path} needs at least one row and rates between 0 and 1")
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise InputError(
+            f"rate curve {path}: {sentence_of(error)}; it has the columns t_s and relative_rate"
+        ) from error
+    if not rows or any(not (0 <= rate <= 1 and 0 <= t < math.inf) for t, rate in rows):
+        raise InputError(f"rate curve {path} needs at least one row, times from 0 on and rates between 0 and 1")
     rows.sort()
     return [t for t, _ in rows], [rate for _, rate in rows]

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from guidevane_bench.errors import SpecError
 from guidevane_bench.workload.request import LoadRequest
@@ -16,51 +17,43 @@ KINDS: Known = {
 """Means in tokens. longtail: outputs are exponential around `output`, and a `share` of them `long` tokens."""
 
 
-class Lengths:
-    """Draws (prompt tokens, output tokens, tenant)."""
-
-    def __init__(self, draw: Callable[[random.Random], tuple[int, int, str]]) -> None:
-        self._draw = draw
-
-    def request(self, number: int, arrival_s: float, rng: random.Random) -> LoadRequest:
-        prompt, output, tenant = self._draw(rng)
-        return LoadRequest(number, arrival_s, max(1, prompt), max(1, output), tenant)
+DrawRequest = Callable[[random.Random], LoadRequest]
+"""A request that has no number and no arrival yet."""
 
 
-def lengths_of(rows: Sequence[LoadRequest]) -> Lengths:
-    """Prompt, output and tenant of a request of a trace, drawn as one: they depend on each other."""
+def lengths_of(rows: Sequence[LoadRequest]) -> DrawRequest:
+    """Lengths, tenant, class, priority and deadline of a request of a trace, drawn as one: they depend on each other.
 
-    def draw(rng: random.Random) -> tuple[int, int, str]:
-        row = rng.choice(rows)
-        return row.num_prompt_tokens, row.num_output_tokens, row.tenant
-
-    return Lengths(draw)
+    Its prompt is its own: what the rows of a trace share they share in their order.
+    """
+    return lambda rng: replace(rng.choice(rows), prefix_ids=())
 
 
-def parse_lengths(text: str) -> Lengths:
+def parse_lengths(text: str) -> DrawRequest:
     """A kind of KINDS with its numbers."""
     spec = parse_spec("--lengths", text, KINDS)
     prompt, output = spec["prompt"], spec["output"]
     if spec.kind == "fixed":
-        return Lengths(lambda _: (round(prompt), round(output), ""))
+        return lambda _: _sized(prompt, output)
     if spec.kind == "lognormal":
         return _lognormal(prompt, output, spec["cv"])
     share, long = spec["share"], spec["long"]
     if share > 1:
         raise SpecError(f"--lengths longtail has share {share}; it is a share, 1 at most")
 
-    def draw(rng: random.Random) -> tuple[int, int, str]:
+    def draw(rng: random.Random) -> LoadRequest:
         is_long = rng.random() < share
-        return round(prompt), round(long if is_long else rng.expovariate(1 / output)), ""
+        return _sized(prompt, long if is_long else rng.expovariate(1 / output))
 
-    return Lengths(draw)
+    return draw
 
 
-def _lognormal(prompt: float, output: float, cv: float) -> Lengths:
+def _lognormal(prompt: float, output: float, cv: float) -> DrawRequest:
     sigma = math.sqrt(math.log1p(cv * cv))
     mu_prompt, mu_output = (math.log(mean) - sigma * sigma / 2 for mean in (prompt, output))
 
-    def draw(rng: random.Random) -> tuple[int, int, str]:
-        return round(rng.lognormvariate(mu_prompt, sigma)), round(rng.lognormvariate(mu_output, sigma)), ""
+    return lambda rng: _sized(rng.lognormvariate(mu_prompt, sigma), rng.lognormvariate(mu_output, sigma))
 
-    return Lengths(draw)
+
+def _sized(prompt: float, output: float) -> LoadRequest:
+    return LoadRequest(0, 0.0, max(1, round(prompt)), max(1, round(output)))

@@ -1,6 +1,9 @@
-"""One request of a load: when it comes, how long it is, whose it is."""
+"""One request of a load: when it comes, how long it is, whose it is, and how it stands in line."""
 
 from dataclasses import dataclass
+
+from guidevane_runtime.core.leases import Standing
+from guidevane_runtime.core.tenants import RequestClass
 
 PREFIX_BLOCK_TOKENS = 512
 """Tokens that one prefix id of a Mooncake trace stands for."""
@@ -22,6 +25,17 @@ class LoadRequest:
     tenant: str = ""
     prefix_ids: tuple[int, ...] = ()
     """Equal ids at the start of two requests mean equal prompt blocks of PREFIX_BLOCK_TOKENS."""
+    request_class: RequestClass = RequestClass.INTERACTIVE
+    priority: int = 0
+    """Lower runs earlier, inside its tenant and class."""
+    within_s: float | None = None
+    """From its arrival to the end of its answer, at most; later it ends unanswered. None: whenever."""
+
+    def standing(self, start_s: float = 0.0) -> Standing:
+        """On a clock that stood at start_s when the load began."""
+        arrival_s = start_s + self.arrival_s
+        deadline_s = None if self.within_s is None else arrival_s + self.within_s
+        return Standing(arrival_s, self.tenant, self.request_class, self.priority, deadline_s)
 
     def prompt_token_ids(self) -> tuple[int, ...]:
         """Token ids that say which prompts share a beginning, and nothing else: no model reads them."""

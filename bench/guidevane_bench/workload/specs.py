@@ -17,6 +17,7 @@ class Spec:
         return self.values[key]
 
 
+MAX_NUMBER, MAX_CV = 1e9, 100.0
 Known = Mapping[str, Mapping[str, float | None]]
 """kind -> key -> default; None: has to be given."""
 
@@ -43,6 +44,8 @@ def _positive(option: str, part: str, number: str) -> float:
         value = float(number)
     except ValueError:
         raise SpecError(f"{option} has {part!r}, which is not key=NUMBER") from None
-    if not 0 < value < float("inf"):
-        raise SpecError(f"{option} has {part!r}; the number must be above 0 and finite")
+    # Beyond them numbers stop being numbers: squares overflow, gaps of arrivals round to 0.
+    most = MAX_CV if part.startswith("cv=") else MAX_NUMBER
+    if not 1 / most <= value <= most:
+        raise SpecError(f"{option} has {part!r}; the number must be above 0, from {1 / most:g} to {most:g}")
     return value

@@ -1,23 +1,28 @@
 """Readers of recorded traces: CSV with a header, and Mooncake's JSON lines.
 
-Columns of a CSV: arrival_s (none: every request comes at 0), prompt_tokens, output_tokens, and tenant or client_id.
+Columns of a CSV: arrival_s (none: every request comes at 0), prompt_tokens, output_tokens, tenant or client_id, and
+class (interactive or offline), priority and deadline_ms, each of which may be missing or empty.
 The names that Azure and Mooncake publish under (ContextTokens, input_length, ...) are understood too.
 """
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 from guidevane_bench.errors import InputError
-from guidevane_bench.workload.request import LoadRequest
+from guidevane_bench.workload.request import UNIQUE_MARK, LoadRequest
+from guidevane_runtime.core.tenants import RequestClass
 
 PROMPT_NAMES = ("prompt_tokens", "ContextTokens", "input_length")
 OUTPUT_NAMES = ("output_tokens", "GeneratedTokens", "output_length")
 TENANT_NAMES = ("tenant", "client_id")
+MAX_SPAN_S = 366 * 86400
+"""From the first arrival of a load to the last, at most: a time in the wrong unit would never come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ def read_trace(path: Path, cut: TraceCut = TraceCut()) -> list[LoadRequest]:
         raise InputError(f"{path} holds no request; a trace has at least one")
     rows = rows[: cut.max_requests]
     start_s = rows[0].arrival_s
+    if (rows[-1].arrival_s - start_s) * cut.time_scale > MAX_SPAN_S:
+        raise InputError(f"trace {path} lasts more than {MAX_SPAN_S} s, a year; lower --time-scale or mend its times")
     return [_cut(replace(row, number=number), start_s, cut) for number, row in enumerate(rows)]
 
 
@@ -63,49 +70,98 @@ def _scaled(num_tokens: int, scale: float, most: int | None) -> int:
 def _read(path: Path) -> list[LoadRequest]:
     """Rows as they lie in the file."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            records = _json_lines(file) if path.suffix == ".jsonl" else csv.DictReader(file)
-            return [_request(path, line, record) for line, record in enumerate(records, start=1)]
+        # -sig: a spreadsheet's byte order mark would become part of the first column's name.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            is_json = path.suffix == ".jsonl"
+            records = _json_lines(path, file) if is_json else csv.DictReader(file, skipinitialspace=True)
+            return [_request(path, number, record) for number, record in enumerate(records, start=1)]
     except OSError as error:
         raise InputError(f"trace {path} can't be read: {error.strerror}; give the path of a CSV or .jsonl") from error
-    except ValueError as error:
-        raise InputError(f"trace {path} is neither CSV nor JSON lines: {error}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"trace {path} is neither CSV nor JSON lines: {error}; see docs/simulator.md") from error
 
 
-def _json_lines(lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
-    return (json.loads(line) for line in lines if line.strip())
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Any]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise InputError(f"trace {path}, line {number} is no JSON: {error}; mend it or drop it") from error
 
 
-def _request(path: Path, line: int, record: Mapping[str, Any]) -> LoadRequest:
+def _request(path: Path, number: int, record: Any) -> LoadRequest:
+    """Raises InputError for a record that says no request, by its number."""
     try:
-        prompt, output = int(_first(record, PROMPT_NAMES)), int(_first(record, OUTPUT_NAMES))
-        arrival_s = _arrival_s(record)
-        prefix_ids = tuple(int(prefix_id) for prefix_id in record.get("hash_ids", ()))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}, request {line}: {error}; see docs/simulator.md for the columns") from error
-    if prompt < 1 or output < 1 or arrival_s < 0:
-        raise InputError(
-            f"{path}, request {line}: {prompt} prompt and {output} output tokens at {arrival_s} s; "
-            "both counts are 1 or more and the time 0 or more, drop the line"
+        if not isinstance(record, Mapping) or None in record:
+            raise ValueError("it has more cells than there are columns" if isinstance(record, Mapping) else "no object")
+        tenant = _value(record, TENANT_NAMES)
+        deadline_ms = _number(record, ("deadline_ms",), least=1)
+        return LoadRequest(
+            0,
+            _arrival_s(record),
+            _count(record, PROMPT_NAMES),
+            _count(record, OUTPUT_NAMES),
+            "" if tenant is None else str(tenant),
+            _prefix_ids(record),
+            _class(record),
+            int(_number(record, ("priority",)) or 0),
+            None if deadline_ms is None else deadline_ms / 1000,
         )
-    tenant = next((str(record[name]) for name in TENANT_NAMES if name in record), "")
-    return LoadRequest(0, arrival_s, prompt, output, tenant, prefix_ids)
+    except ValueError as error:
+        raise InputError(
+            f"trace {path}, request {number}: {error}; mend it or drop it, see docs/simulator.md"
+        ) from error
 
 
-def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    for name in names:
-        if name in record:
-            return record[name]
-    raise KeyError(f"it has none of the columns {', '.join(names)}")
+def _value(record: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Of the first column that is there. None: none is, or it is empty."""
+    value = next((record[name] for name in names if name in record), None)
+    return None if value == "" else value
+
+
+def _number(record: Mapping[str, Any], names: Sequence[str], least: float = -inf) -> float | None:
+    value = _value(record, names)
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = nan
+    if not least <= number < inf:
+        what = "a finite number" if least == -inf else f"a number, {least:g} or more"
+        raise ValueError(f"{' or '.join(name for name in names if name in record)} is {value!r}, which is not {what}")
+    return number
+
+
+def _count(record: Mapping[str, Any], names: Sequence[str]) -> int:
+    number = _number(record, names, least=1)
+    if number is None:
+        raise ValueError(f"it has none of {', '.join(names)}")
+    return int(number)
+
+
+def _class(record: Mapping[str, Any]) -> RequestClass:
+    given = _value(record, ("class",)) or RequestClass.INTERACTIVE
+    if given not in list(RequestClass):
+        raise ValueError(f"class is {given!r}, which is none of {', '.join(RequestClass)}")
+    return RequestClass(given)
+
+
+def _prefix_ids(record: Mapping[str, Any]) -> tuple[int, ...]:
+    given = record.get("hash_ids") or ()
+    if not all(isinstance(prefix_id, int) and 0 <= prefix_id < UNIQUE_MARK - 1 for prefix_id in given):
+        raise ValueError(f"hash_ids is {given!r}, which is no list of numbers from 0 to {UNIQUE_MARK - 2}")
+    return tuple(given)
 
 
 def _arrival_s(record: Mapping[str, Any]) -> float:
     """Seconds; Mooncake's own `timestamp` is in milliseconds, Azure's TIMESTAMP is a date."""
-    if "arrival_s" in record:
-        return float(record["arrival_s"])
-    if "timestamp" in record:
-        return float(record["timestamp"]) / 1000
-    if "TIMESTAMP" in record:
+    if "arrival_s" not in record and "TIMESTAMP" in record:
         # Azure writes seven digits of a second, Python reads six.
-        return datetime.fromisoformat(record["TIMESTAMP"][:26] + "+00:00").timestamp()
-    return 0.0
+        return datetime.fromisoformat(f"{record['TIMESTAMP']}"[:26] + "+00:00").timestamp()
+    name, per_s = ("arrival_s", 1) if "arrival_s" in record else ("timestamp", 1000)
+    number = _number(record, (name,), least=0)
+    if number is None and name in record:
+        raise ValueError(f"{name} is empty")
+    return (number or 0.0) / per_s

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.leases import Lease, Ledger, Occupancy, Standing
 from guidevane_runtime.core.pace import Pace
-from guidevane_runtime.core.tenants import EQUAL_TERMS, TenantPolicy, TenantUse, cap_refusal
+from guidevane_runtime.core.tenants import EQUAL_TERMS, RequestClass, TenantPolicy, TenantUse, cap_refusal
 
 MAX_LOOKED_AT = 1024
 """Requests of a tenant that one with a deadline is compared with: admission costs the same however many wait."""
@@ -171,8 +171,8 @@ class AdmissionGate:
     def enter(self, standing: Standing, count: int = 1) -> list[Lease]:
         """Places for the choices of one body, all or none."""
         self.check_open()
-        self._check_size(standing.tenant, count)
-        self._check_queue(standing.tenant, count)
+        self._check_size(standing, count)
+        self._check_queue(standing, count)
         self._check_tenant_places(standing.tenant, count)
         if not self.num_live:
             self._pace.begin(self._clock())
@@ -212,7 +212,7 @@ class AdmissionGate:
     def charge(self, leases: Sequence[Lease], prompt_tokens: Sequence[int]) -> None:
         """Add the prompt tokens of leases just entered, of one body: all, or none and Refused."""
         standing, added = leases[0].standing, sum(prompt_tokens)
-        self._check_queued_tokens(standing.tenant, added)
+        self._check_queued_tokens(standing, added)
         self._check_tenant_tokens(standing.tenant, added)
         self._check_long_context(leases, max(prompt_tokens))
         self._check_deadline(leases[0], added)
@@ -238,10 +238,11 @@ class AdmissionGate:
 
     # --------------------------------------------------------------------------------------- places, before tokens
 
-    def _check_size(self, tenant: str, count: int) -> None:
+    def _check_size(self, standing: Standing, count: int) -> None:
         """More than could come in if nobody else were there, nor the guard: waiting can't help."""
-        limits, cap = self._target(), self._policy().terms_of(tenant).max_in_flight
-        most = self._open_to(tenant, limits.max_num_seqs + limits.max_queued_requests, count)
+        limits, tenant = self._target(), standing.tenant
+        cap = self._policy().terms_of(tenant).max_in_flight
+        most = self._open_to(standing, limits.max_num_seqs + limits.max_queued_requests, count, count)
         if count > most:
             message = f"limits.maxNumSeqs and limits.maxQueuedRequests have room for {most}"
         elif cap is not None and count > cap:
@@ -251,8 +252,10 @@ class AdmissionGate:
         message = f"this asks for {count} choices, {message}; send fewer at once"
         raise Refused(Rejection.VALIDATION, message, param="n")
 
-    def _check_queue(self, tenant: str, count: int) -> None:
-        room = self._open_to(tenant, self._room(), self._ledger.of(tenant).num_live + count)
+    def _check_queue(self, standing: Standing, count: int) -> None:
+        of_tenant = self._ledger.of(standing.tenant).num_live + count
+        of_class = self._ledger.of_class(standing.request_class).num_live + count
+        room = self._open_to(standing, self._room(), of_tenant, of_class)
         excess = self.num_live + count - room
         if excess > 0:
             raise Refused(
@@ -288,10 +291,12 @@ class AdmissionGate:
                 f"{self.capacity.num_tokens}; shorten the prompt or give the runtime more KV cache",
             )
 
-    def _check_queued_tokens(self, tenant: str, added: int) -> None:
+    def _check_queued_tokens(self, standing: Standing, added: int) -> None:
         """One body alone may be above the limit: it would never come in otherwise, and waits only to be alone."""
         queued, limit = self.num_queued_tokens, self._limits().max_queued_tokens
-        room = self._open_to(tenant, limit, self._ledger.of(tenant).num_queued_tokens + added)
+        of_tenant = self._ledger.of(standing.tenant).num_queued_tokens + added
+        of_class = self._ledger.of_class(standing.request_class).num_queued_tokens + added
+        room = self._open_to(standing, limit, of_tenant, of_class)
         if queued and queued + added > room:
             raise Refused(
                 Rejection.QUEUED_TOKENS,
@@ -308,7 +313,14 @@ class AdmissionGate:
             wait_s = self._pace.wait_for_prefill_s(excess / self._share_of(tenant))
             raise Refused(Rejection.TENANT_TOKENS, why, wait_s)
 
-    def _open_to(self, tenant: str, total: int, wanted: int) -> int:
+    def _open_to(self, standing: Standing, total: int, of_tenant: int, of_class: int) -> int:
+        """What may be filled of all places or tokens, if its tenant and its class have so many of them then."""
+        return min(
+            self._open_to_tenant(standing.tenant, total, of_tenant),
+            self._open_to_class(standing.request_class, total, of_class),
+        )
+
+    def _open_to_tenant(self, tenant: str, total: int, wanted: int) -> int:
         """What a tenant may fill of all places or tokens.
 
         One above its share leaves the last tenth to the others: a hog that comes back at once would have each place
@@ -319,6 +331,14 @@ class AdmissionGate:
         everybody = sum(weights.values())
         is_hog = own < everybody and wanted * everybody > total * own
         return total - total // 10 if is_hog else total
+
+    def _open_to_class(self, request_class: RequestClass, total: int, wanted: int) -> int:
+        """What a class may fill: offline work above its share leaves the last tenth to what somebody awaits."""
+        if request_class is RequestClass.INTERACTIVE:
+            return total
+        policy = self._policy()
+        own, everybody = policy.offline_share, policy.offline_share + policy.interactive_share
+        return total - total // 10 if wanted * everybody > total * own else total
 
     def _check_long_context(self, leases: Sequence[Lease], longest: int) -> None:
         """A long prompt that would be alone is let in, so nobody is locked out."""

@@ -129,8 +129,9 @@ class Guard:
     def tick(self, now_s: float, target: SchedulerLimits, oldest_waiting_s: float = 0.0) -> GuardDecision:
         """Look at all lines and move at most one level. Called about once a second.
 
-        oldest_waiting_s: age of the request that waits longest for its first step. Latencies of requests that still
-        wait are not in the windows yet, so where samples are too few it stands in for them: a standstill is no calm.
+        oldest_waiting_s: age of the interactive request that waits longest for its first step. Latencies of those that
+        still wait are not in the windows yet, so where samples are too few it stands in for them: a standstill is no
+        calm.
         """
         readings = self._read(now_s, oldest_waiting_s)
         over = {line: value / self.config.lines[line] for line, value in readings.items()}

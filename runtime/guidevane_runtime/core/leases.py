@@ -89,11 +89,12 @@ class _Account:
 
 
 class Ledger:
-    """The live leases, and their sums in all and by tenant. A tenant is known to it while it has a lease."""
+    """The live leases, and their sums in all, by class and by tenant. A tenant is known to it while it has a lease."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         """on_end: called when a lease ends that had started. What never started is no pace of the engine."""
         self.total = NOTHING
+        self._by_class = dict.fromkeys(RequestClass, NOTHING)
         self._accounts: dict[str, _Account] = {}
         self._on_end = on_end
 
@@ -106,6 +107,9 @@ class Ledger:
     def of(self, tenant: str) -> Occupancy:
         account = self._accounts.get(tenant)
         return account.sum if account else NOTHING
+
+    def of_class(self, request_class: RequestClass) -> Occupancy:
+        return self._by_class[request_class]
 
     @property
     def tenants(self) -> Collection[str]:
@@ -128,6 +132,8 @@ class Ledger:
             account = self._accounts[tenant] = _Account()
         self.total = self.total.replaced(before, lease.held)
         account.sum = account.sum.replaced(before, lease.held)
+        request_class = lease.standing.request_class
+        self._by_class[request_class] = self._by_class[request_class].replaced(before, lease.held)
         if not before.num_live:
             account.leases[lease] = None
         elif not lease.held.num_live:

@@ -233,7 +233,9 @@ class EngineStats:
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     oldest_waiting_s: float = 0.0
-    """Of those that wait for their first step; what the guard holds back is not among them."""
+    """Of those that wait for their first step. The preempted don't: their client is reading already."""
+    oldest_interactive_waiting_s: float = 0.0
+    """Of those, of the class that somebody waits for."""
     num_blocks_total: int = 0
     num_blocks_used: int = 0
     num_blocks_cached: int = 0

@@ -36,6 +36,7 @@ from guidevane_runtime.core.running import RunningRequests
 from guidevane_runtime.core.slack import ItlSlack
 from guidevane_runtime.core.speculation import Speculation
 from guidevane_runtime.core.stopping import Stop, find_stop
+from guidevane_runtime.core.tenants import RequestClass
 from guidevane_runtime.core.waiting import WaitingQueue, deadline_of, place_of
 
 
@@ -209,11 +210,13 @@ class Scheduler:
         return self.limits.effective(self._use_of_limits)
 
     def stats(self, now_s: float) -> EngineStats:
+        oldest_s = {kind: self._waiting.oldest_wait_s(kind, now_s) for kind in RequestClass}
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_waiting_tokens=self._waiting.num_tokens,
-            oldest_waiting_s=self._waiting.oldest_wait_s(now_s),
+            oldest_waiting_s=max(oldest_s.values()),
+            oldest_interactive_waiting_s=oldest_s[RequestClass.INTERACTIVE],
             num_blocks_total=self.pool.num_blocks,
             num_blocks_used=self.pool.num_used,
             num_blocks_cached=self.pool.num_cached_free,

@@ -179,14 +179,10 @@ class WaitingQueue:
         """Of those that wait, the ones whose grammar is not ready."""
         return len(self._compiling)
 
-    def oldest_wait_s(self, now_s: float) -> float:
-        """Of those that wait for their first step, the one that came first; 0 with nobody there.
-
-        Who is in a pause waits for its end, and not for the engine.
-        """
-        first = (line.first for line in self._unstarted.values())
-        waits = [now_s - oldest.submit.arrival_s for oldest in first if oldest and not self.is_paused(oldest)]
-        return max([0.0, *waits])
+    def oldest_wait_s(self, request_class: RequestClass, now_s: float) -> float:
+        """Of those of a class that wait for their first step, the one that came first; 0 with nobody there."""
+        oldest = self._unstarted[request_class].first
+        return max(0.0, now_s - oldest.submit.arrival_s) if oldest else 0.0
 
     def overdue(self, arrived_before_s: float) -> list[Request]:
         """Those that wait for their first step for too long, whatever for."""

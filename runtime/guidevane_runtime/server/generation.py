@@ -110,7 +110,9 @@ class Generation:
         )
         stream = self._services.engine.submit(submit)
         self._services.live.add(request_id, self._client_id, standing)
-        self._live[request_id] = _Run(choice, lease, RequestTimes(standing.arrival_s, standing.tenant))
+        self._live[request_id] = _Run(
+            choice, lease, RequestTimes(standing.arrival_s, standing.tenant, standing.request_class)
+        )
         self._tasks.append(asyncio.create_task(self._run(stream)))
 
     async def _run(self, stream: RequestStream) -> None:

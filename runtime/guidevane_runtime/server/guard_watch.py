@@ -64,7 +64,7 @@ def targets_of(guard: Guard) -> SetTargets:
 
 
 async def tick(services: Services, guard: Guard) -> None:
-    decision = guard.tick(services.clock(), services.limits.target, services.stats.oldest_waiting_s)
+    decision = guard.tick(services.clock(), services.limits.target, services.stats.oldest_interactive_waiting_s)
     services.metrics.guard_ticked(decision)
     # The earliest time at which a step can be taken back is the best estimate of when to try again.
     services.gate.long_context_pause_s = guard.config.t_down_s if decision.effect.refuses_long_context else None

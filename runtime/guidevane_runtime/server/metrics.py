@@ -17,6 +17,7 @@ from guidevane_runtime.core.door import OVERLOAD, Rejection
 from guidevane_runtime.core.guard import GuardDecision
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineReady, EngineStats, RequestOutput, StepReport
+from guidevane_runtime.core.tenants import RequestClass
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.tenant_metrics import TenantMetrics
 
@@ -48,6 +49,7 @@ class RequestTimes:
 
     arrival_s: float
     tenant: str = ""
+    request_class: RequestClass = RequestClass.INTERACTIVE
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -250,7 +252,8 @@ class ServerMetrics:
         """Outputs of one step for one choice."""
         if times.first_scheduled_s is None and output.first_scheduled_s is not None:
             times.first_scheduled_s = output.first_scheduled_s
-            self._observe(self._queue, Line.QUEUE_WAIT, max(0.0, output.first_scheduled_s - times.arrival_s))
+            wait_s = max(0.0, output.first_scheduled_s - times.arrival_s)
+            self._observe(self._queue, Line.QUEUE_WAIT, wait_s, times.request_class)
         if not num_new_tokens:
             return
         totals = self.tenants.totals(times.tenant)
@@ -258,13 +261,13 @@ class ServerMetrics:
         self._generation_tokens.inc(num_new_tokens)
         if times.first_token_s is None:
             times.first_token_s = now_s
-            self._observe(self._ttft, Line.TTFT, now_s - times.arrival_s)
+            self._observe(self._ttft, Line.TTFT, now_s - times.arrival_s, times.request_class)
             totals.num_prompt_tokens += len(choice.prompt_token_ids)
             self._prompt_tokens.inc(len(choice.prompt_token_ids))
             self._prompt_cached.inc(choice.num_cached_tokens)
             self._lengths.computed.observe(len(choice.prompt_token_ids) - choice.num_cached_tokens)
         elif times.last_token_s is not None:
-            self._observe(self._itl, Line.ITL, now_s - times.last_token_s)
+            self._observe(self._itl, Line.ITL, now_s - times.last_token_s, times.request_class)
         times.last_token_s = now_s
 
     def request_ended(self, times: RequestTimes, choice: Choice, outcome: str, now_s: float) -> None:
@@ -334,9 +337,11 @@ class ServerMetrics:
         self._estimate = None
         self._estimated_max_num_seqs.clear()
 
-    def _observe(self, histogram: Histogram, line: Line, seconds: float) -> None:
+    def _observe(self, histogram: Histogram, line: Line, seconds: float, request_class: RequestClass) -> None:
+        """Nobody waits for offline work: it is counted, and the guard protects no latency of it."""
         histogram.observe(seconds)
-        self.on_sample(line, seconds * 1000)
+        if request_class is RequestClass.INTERACTIVE:
+            self.on_sample(line, seconds * 1000)
 
     def _set_limits(self, limits: SchedulerLimits, kind: str) -> None:
         for name, value in limits.model_dump(by_alias=True).items():

@@ -43,3 +43,9 @@ def test_more_blocks_than_the_machine_holds_are_refused(gguf: Path, capsys: pyte
     load = ["--arrivals", "poisson:rate=4", "--lengths", "fixed:prompt=20,output=8"]
     assert main(["record", *load, "--model", str(gguf), "--num-threads", "1", "--num-blocks", "999999999"]) == 2
     assert "--num-blocks" in capsys.readouterr().err
+
+
+def test_folder_that_holds_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--arrivals", "poisson:rate=4", "--lengths", "fixed:prompt=20,output=8"]
+    assert main(["record", *load, "--model", str(tmp_path)]) == 2
+    assert f"--model {tmp_path} can't be run: " in capsys.readouterr().err

@@ -114,8 +114,8 @@ def test_a_reserve_keeps_short_prompts_from_waiting_for_long_ones(
     [
         (["--controller", "no_such_module:Calm"], "no_such_module"),
         (["--limits", '{"speed": 1}'], "speed"),
-        (["--itl-target-ms", "0"], "--itl-target-ms is 0.0"),
-        (["--short-reserve", "1.5"], "--short-reserve is 1.5"),
+        (["--itl-target-ms", "0"], "--itl-target-ms"),
+        (["--short-reserve", "1.5"], "--short-reserve"),
         (["--limits", '{"prefillChunkSize": 9000}'], "prefillChunkSize"),
         (["--pods", "0"], "--pods"),
         (["--num-blocks", "0"], "--num-blocks"),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from guidevane_bench.errors import BenchError, FitError, InputError
-from guidevane_bench.fit import MeasuredStep, fit_costs, read_steps, write_steps
-from guidevane_bench.simulator.costs import CostModel, StepLoad, read_costs, write_costs
+from guidevane_bench.fit import MeasuredStep, fit_costs, read_steps, steps_to_bytes
+from guidevane_bench.simulator.costs import CostModel, StepLoad, costs_to_bytes, read_costs
 
 TRUE = CostModel(step_s=0.012, prefill_token_s=2e-4, decode_s=8e-4, kv_token_s=3e-7, prefill_pair_s=2e-8)
 
@@ -75,12 +75,12 @@ def test_too_few_steps_are_refused() -> None:
 
 def test_steps_survive_their_file(tmp_path: Path) -> None:
     steps = [MeasuredStep(StepLoad(1, 2, 3, 4), 0.5)]
-    write_steps(tmp_path / "steps.jsonl", steps)
+    (tmp_path / "steps.jsonl").write_bytes(steps_to_bytes(steps))
     assert read_steps(tmp_path / "steps.jsonl") == steps
 
 
 def test_cost_model_survives_its_file(tmp_path: Path) -> None:
-    write_costs(tmp_path / "costs.json", TRUE, about="a test")
+    (tmp_path / "costs.json").write_bytes(costs_to_bytes(TRUE, about="a test"))
     assert read_costs(tmp_path / "costs.json") == TRUE
 
 

@@ -43,7 +43,7 @@ def test_request_that_comes_during_a_step_waits_for_its_end(play: Play, burst: B
     first, second = play(burst(2, prompt=10, gap_s=0.005)).ledger.entries
     assert second.queue_wait_s == pytest.approx(0.015)
     # Its prefill stalls the first one's second token.
-    assert first.tenant_itl.largest_s == pytest.approx(0.021)
+    assert first.group_itl.largest_s == pytest.approx(0.021)
 
 
 def test_request_that_comes_as_a_step_ends_is_in_the_next_one(play: Play, burst: Burst) -> None:

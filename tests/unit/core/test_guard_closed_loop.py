@@ -93,7 +93,7 @@ class World:
         if self.guard is None or self.now_s < self.next_tick_s:
             return
         self.next_tick_s = self.now_s + 1.0
-        decision = self.guard.tick(self.now_s, TARGET, self.scheduler.stats(self.now_s).oldest_waiting_s)
+        decision = self.guard.tick(self.now_s, TARGET, self.scheduler.stats(self.now_s).oldest_interactive_waiting_s)
         self.decisions.append(decision)
         if decision.effect.limits != self.in_force:
             self.in_force = decision.effect.limits

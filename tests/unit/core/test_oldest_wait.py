@@ -1,4 +1,4 @@
-"""Whose wait stands in for latencies that the guard has not heard of: of those who wait for the engine, nobody else."""
+"""Whose wait stands in for latencies that the guard has not heard of: of interactive requests without a first step."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def pause(rig: Any, is_paused: bool, epoch: int) -> None:
 
 
 def oldest_s(rig: Any, now_s: float) -> float:
-    return rig.scheduler.stats(now_s).oldest_waiting_s
+    return rig.scheduler.stats(now_s).oldest_interactive_waiting_s
 
 
 def test_a_preempted_request_does_not_wait_for_its_first_token(make_rig) -> None:
@@ -34,24 +34,14 @@ def test_a_preempted_request_does_not_wait_for_its_first_token(make_rig) -> None
     assert oldest_s(rig, 60.0) == pytest.approx(10.0)
 
 
-def test_offline_work_in_a_pause_does_not_wait_for_the_engine(make_rig) -> None:
+def test_offline_work_has_nobody_who_waits_for_it(make_rig) -> None:
     rig = make_rig()
-    rig.submit("live", max_tokens=50)
-    rig.step()
-    pause(rig, True, 1)
     rig.submit("batch", request_class=OFFLINE)
+    assert oldest_s(rig, 60.0) == 0.0
     rig.now_s = 50.0
     rig.submit("next")
     assert oldest_s(rig, 60.0) == pytest.approx(10.0)
-    pause(rig, False, 2)
-    assert oldest_s(rig, 60.0) == pytest.approx(60.0, abs=0.1)
-
-
-def test_it_waits_for_an_engine_that_would_idle(make_rig) -> None:
-    rig = make_rig()
-    pause(rig, True, 1)
-    rig.submit("batch", request_class=OFFLINE)
-    assert oldest_s(rig, 7.0) == 7.0
+    assert rig.scheduler.stats(60.0).oldest_waiting_s == pytest.approx(60.0, abs=0.1)
 
 
 def test_both_classes_time_out_and_the_preempted_do_not(make_rig) -> None:

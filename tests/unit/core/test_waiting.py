@@ -1,6 +1,7 @@
 from guidevane_runtime.core.block_pool import BlockPool
 from guidevane_runtime.core.messages import SamplingParams, Submit
 from guidevane_runtime.core.request import Request
+from guidevane_runtime.core.tenants import RequestClass
 from guidevane_runtime.core.waiting import WaitingQueue
 
 
@@ -47,10 +48,10 @@ def test_the_queue_counts_only_the_living() -> None:
 
 def test_the_oldest_is_found_whatever_its_priority() -> None:
     queue = WaitingQueue()
-    assert queue.oldest_wait_s(5.0) == 0.0
+    assert queue.oldest_wait_s(RequestClass.INTERACTIVE, 5.0) == 0.0
     queue.add(make_request("urgent", 5.0, -1))
     queue.add(make_request("old", 2.0, 3))
-    assert queue.oldest_wait_s(5.0) == 3.0
+    assert queue.oldest_wait_s(RequestClass.INTERACTIVE, 5.0) == 3.0
 
 
 def test_the_first_that_is_eligible_may_stand_behind_others() -> None:

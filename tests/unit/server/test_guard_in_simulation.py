@@ -11,6 +11,7 @@ from guidevane_runtime.core.door import Rejection
 from guidevane_runtime.core.guard import Guard, GuardConfig, Sample
 from guidevane_runtime.core.guard_steps import Line
 from guidevane_runtime.core.messages import EngineStats, FinishReason, RequestOutput, SamplingParams, StepReport
+from guidevane_runtime.core.tenants import RequestClass
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.metrics import RequestTimes, ServerMetrics
 from guidevane_runtime.server.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ class Recorder(Guard):
 
 
 def tell_pod() -> Heard:
-    """Let in, three tokens, the KV use of a step, refusals of every kind, a wait that was too long."""
+    """Let in, three tokens, the KV use of a step, refusals of every kind, a wait that was too long, offline work."""
     recorder = Recorder()
     pod, entry = PodGuard(recorder), Entry(LoadRequest(0, 10.0, 3, 9), LatencyHistogram())
     pod.hear_door(None, 10.0)
@@ -44,6 +45,10 @@ def tell_pod() -> Heard:
         pod.hear_door(why, 15.0)
     waiting = Entry(LoadRequest(1, 10.0, 3, 9), LatencyHistogram())
     pod.hear_outputs([RequestOutput("w", finish_reason=FinishReason.TIMEOUT)], {"w": waiting}, 40.0)
+    offline = Entry(LoadRequest(2, 10.0, 3, 9, request_class=RequestClass.OFFLINE), LatencyHistogram())
+    for now_s in (42.5, 42.75):
+        pod.hear_outputs([RequestOutput("o", (5,), first_scheduled_s=41.0)], {"o": offline}, now_s)
+        offline.num_tokens, offline.last_token_s = offline.num_tokens + 1, now_s
     return recorder.heard
 
 
@@ -60,6 +65,9 @@ def tell_server(tokenizer: Tokenizer) -> Heard:
     for why in Rejection:
         metrics.rejected(why)
     metrics.rejected(Rejection.TIMEOUT)
+    offline = RequestTimes(arrival_s=10.0, request_class=RequestClass.OFFLINE)
+    for now_s in (42.5, 42.75):
+        metrics.output_arrived(offline, RequestOutput("o", (5,), first_scheduled_s=41.0), choice, 1, now_s)
     return heard
 
 
@@ -67,3 +75,8 @@ def test_simulated_pod_hears_what_a_server_hears(tokenizer: Tokenizer) -> None:
     heard = tell_pod()
     assert heard == tell_server(tokenizer)
     assert {line for line, _ in heard} == set(Line)
+
+
+def test_guard_hears_no_latency_of_offline_work(tokenizer: Tokenizer) -> None:
+    waits = [value for line, value in tell_pod() if line in (Line.TTFT, Line.QUEUE_WAIT)]
+    assert waits == [1000.0, 2500.0]
