@@ -141,10 +141,6 @@ class Cluster:
 
         registry = build_registry(start)
 
-        @kopf.on.startup(registry=registry)
-        def end_at_once(settings: kopf.OperatorSettings, **_: Any) -> None:
-            settings.watching.server_timeout = settings.watching.client_timeout = 1
-
         # A loop of its own: at its end kopf cancels every task of the loop it ran in.
         self._stop, ready = threading.Event(), threading.Event()
         coroutine = kopf.operator(
