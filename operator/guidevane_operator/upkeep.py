@@ -84,10 +84,11 @@ class ChildKeeper:
         """Whether somebody changes this child again and again, so that it has to wait for its next correction."""
         pause = pause_s(child, self.clock())
         if pause:
-            by = (child.seen.by if child.seen else "") or "somebody"
+            by = (child.seen.by if child.seen else "") or "another operator"
+            what = "deleted again" if child.is_gone else f"changed again, last by {by}"
             record.contested = (
-                f"{key.kind} {key.name} was set right {child.corrections} times in a row and is changed again, last by"
-                f" {by}; keep {by} from writing it, or set what you want in the LLMService"
+                f"{key.kind} {key.name} was set right {child.corrections} times in a row and is {what};"
+                " end that, or say what you want in the LLMService"
             )
         return pause > 0
 
