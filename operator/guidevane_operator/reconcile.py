@@ -180,8 +180,11 @@ class Reconciler:
         raise RetryLaterError(f"status of {record.key.name} is written by somebody else all the time")
 
     async def _keep_children(self, record: ServiceRecord) -> None:
-        """Apply what differs from what was applied last, and what others changed or deleted since."""
-        if record.spec is None or record.refused:
+        """Apply what differs from what was applied last, and what others changed or deleted since.
+
+        Under a refused spec the accepted one before it goes on to hold.
+        """
+        if record.spec is None:
             return
         context = await self._context(record)
         record.revision = revision_of(context)

@@ -114,6 +114,19 @@ async def test_status_and_annotations_that_controllers_write_cost_no_write(clust
     assert patches(cluster) == written
 
 
+async def test_children_are_kept_while_a_newer_spec_is_refused(cluster: Any) -> None:
+    await start(cluster)
+    before = cluster.deployment()["spec"]
+    await cluster.add_service(replicas=5, model={"uri": "file:///models/other", "revision": "not in effect"})
+    await cluster.until(lambda: cluster.condition("SpecAccepted").get("status") == "False")
+
+    await cluster.api.delete_object("v1/configmaps", "chat-limits")
+    await cluster.api.delete_object("apps/v1/deployments", "chat")
+
+    await cluster.until(lambda: cluster.api.find("v1/configmaps", "chat-limits"), timeout_s=3)
+    await cluster.until(lambda: (cluster.deployment() or {}).get("spec") == before, timeout_s=3)
+
+
 async def test_a_resync_reads_everything_and_writes_nothing(cluster: Any) -> None:
     cluster.settings = cluster.settings.model_copy(update={"resync_seconds": 0.3})
     await start(cluster)
