@@ -196,13 +196,34 @@ def test_a_service_that_nobody_touches_costs_no_write(operator: Running) -> None
     def is_quiet() -> bool:
         before = num_writes(operator)
         time.sleep(2)
-        return num_writes(operator) == before
+        return bool(operator.status().get("retune")) and num_writes(operator) == before
 
     operator.until("the last write is done", is_quiet)
     before, key_period_s = num_writes(operator), 3
     assert before
     time.sleep(3 * key_period_s)  # several looks at the Secrets, which no watch tells of
     assert num_writes(operator) == before
+
+
+def test_services_of_one_name_in_two_namespaces_do_not_touch_each_other(operator: Running) -> None:
+    operator.kubectl("create", "namespace", "rights-too")
+    operator.kubectl("apply", "-f", "-", stdin=SERVICE | {"metadata": {"name": "chat", "namespace": "rights-too"}})
+
+    def child(namespace: str, path: str) -> dict[str, Any]:
+        return dict(operator.server.request("GET", f"/api/v1/namespaces/{namespace}/{path}").body)
+
+    here = {path: child(NAMESPACE, path) for path in ("secrets/chat-admin", "configmaps/chat-limits")}
+    operator.until("its children are there", lambda: child("rights-too", "services/chat").get("spec"))
+    assert child("rights-too", "secrets/chat-admin")["data"] != here["secrets/chat-admin"]["data"]
+    path = "/apis/guidevane.dev/v1alpha1/namespaces/rights-too/llmservices/chat"
+    owner = operator.server.request("GET", path).body["metadata"]["uid"]
+    operator.kubectl("delete", "configmap", "chat-limits", "-n", "rights-too")
+    operator.until("it is back", lambda: child("rights-too", "configmaps/chat-limits").get("data"))
+
+    assert child("rights-too", "configmaps/chat-limits")["metadata"]["ownerReferences"][0]["uid"] == owner
+    operator.kubectl("delete", "llm", "chat", "-n", "rights-too", "--timeout=10s")
+    assert {path: child(NAMESPACE, path) for path in here} == here
+    assert operator.status()["limits"]["epoch"] == 1
 
 
 def test_a_changed_spec_is_taken_over_and_the_budget_goes(operator: Running) -> None:
