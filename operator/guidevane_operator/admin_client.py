@@ -108,7 +108,7 @@ def _problem(body: bytes) -> dict[str, object]:
     """The error object of an answer, whether bare or under "error"."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     inner = answer.get("error", answer) if isinstance(answer, dict) else {}
     return inner if isinstance(inner, dict) else {"message": str(inner)}

@@ -64,7 +64,7 @@ class PrometheusClient:
                 body = json.loads(await read_body(response))
         except TooLongError as error:
             raise PrometheusError(f"Prometheus at {url}: {error}") from error
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise PrometheusError(
                 f"Prometheus at {url} gave no answer ({type(error).__name__}); check spec.monitoring.prometheusURL"
             ) from error

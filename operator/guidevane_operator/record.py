@@ -172,11 +172,15 @@ class ServiceRecord:
 
     @property
     def status(self) -> LLMServiceStatus:
-        """The status as the API server holds it; empty where it cannot be read."""
+        """The status as the API server holds it, without the blocks that another release wrote and this can't read."""
+        held = self.body.get("status") or {}
         try:
-            return LLMServiceStatus.model_validate(self.body.get("status") or {})
-        except ValidationError:
-            return LLMServiceStatus()
+            return LLMServiceStatus.model_validate(held)
+        except ValidationError as error:
+            unreadable = {fault["loc"][0] for fault in error.errors()}
+            return LLMServiceStatus.model_validate(
+                {name: block for name, block in held.items() if name not in unreadable}
+            )
 
     def ready_pods(self) -> list[PodFacts]:
         """Pods whose admin port can be asked, by name."""

@@ -4,14 +4,16 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from aiohttp import web
 
 from guidevane_api.admin import LimitsPatch
 from guidevane_api.limits import PartialLimits
-from guidevane_operator.admin_client import AdminClient, Unreachable
+from guidevane_operator.admin_client import Accepted, AdminClient, Unreachable
 from guidevane_operator.app import open_session
 from guidevane_operator.pod_metrics import PodScraper
 from guidevane_operator.prometheus import PrometheusClient, Target
+from tests.integration.operator.conftest import serving
 
 TARGET = Target("demo", ("chat-0",), window_s=60, scrape_interval_s=15)
 ENOUGH_BYTES = 64 * 2**20
@@ -57,6 +59,20 @@ async def test_a_prometheus_without_an_end_is_away() -> None:
     assert signals.unreachable
     assert "MiB" in signals.why
     assert flood.sent < ENOUGH_BYTES
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"a":' * 200_000, b"\xff\xfe", b"", b"null", b"7", b'{"error": 7}'])
+@pytest.mark.parametrize("status", [200, 400, 409, 500])
+async def test_no_answer_is_an_exception(body: bytes, status: int) -> None:
+    async def say(_: web.Request) -> web.Response:
+        return web.Response(body=body, status=status)
+
+    async with serving("127.0.0.1", 0, "*", "/{path:.*}", say) as port, open_session() as session:
+        answer = await AdminClient(session, 20.0).patch("127.0.0.1", port, "t", PATCH)
+        signals = await PrometheusClient(session, 20.0).observe(f"http://127.0.0.1:{port}", TARGET)
+        scraped = await PodScraper(session, 20.0).observe({}, {"chat-0": "127.0.0.1"}, port, TARGET, 0.0)
+    assert not isinstance(answer, Accepted)
+    assert signals.fresh_pods == scraped.fresh_pods == 0
 
 
 async def test_an_exposition_without_an_end_is_none() -> None:

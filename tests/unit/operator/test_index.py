@@ -55,3 +55,17 @@ def test_a_service_made_again_under_its_name_starts_afresh() -> None:
     assert directory.get(KEY) is new
     directory.drop(KEY)
     assert directory.get(KEY) is None
+
+
+def test_a_block_of_status_that_another_release_wrote_costs_no_other_block() -> None:
+    novel = {"state": "Novel", "history": [{"knob": "x", "from": 1, "to": 2, "rule": "r"}] * 9}
+    limits = {"epoch": 7, "desired": {"maxNumSeqs": 3}, "source": "Retune"}
+    status = {
+        "retune": novel,
+        "limits": limits,
+        "conditions": [{"type": "Ready", "status": "Maybe"}],
+        "reason": "Ready",
+    }
+    read = Directory().put(body(1, 10) | {"status": status}).status
+    assert read.limits is not None
+    assert (read.limits.epoch, read.reason, read.retune, read.conditions) == (7, "Ready", None, None)
