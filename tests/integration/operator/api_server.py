@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import attrs
@@ -45,6 +45,7 @@ class ApiServer(kmock.KubernetesEmulator):
     """Answers 503 to everything."""
     writes: Counter[str] = attrs.field(factory=Counter)
     secret_reads: int = 0
+    watches_begun: int = 0
     versions: Iterator[int] = attrs.field(factory=lambda: itertools.count(100))
 
     async def _handle(self, request: Any) -> web.StreamResponse:
@@ -64,6 +65,17 @@ class ApiServer(kmock.KubernetesEmulator):
         if request.method.value == "GET" and "labelSelector" in request.params and "watch" not in request.params:
             return self._list(request)
         return await super()._handle(request)
+
+    async def _serve_watch(self, request: Any) -> AsyncIterator[Any]:
+        """Subscribe, then tell what is there: kmock does it the other way round, and what comes in between is lost."""
+        yield b""
+        mark = await self._buses[request.resource].mark()
+        there = [o.raw for (found, _, _), o in self.objects.items() if found == request.resource and not o.deleted]
+        self.watches_begun += 1
+        for body in there:
+            yield {"type": "ADDED", "object": body}
+        async for event in mark:
+            yield event
 
     async def _patch(self, request: Any) -> web.StreamResponse:
         if request.subresource == "status" and self.status_faults:
