@@ -121,9 +121,9 @@ class GuidevaneOperator:
         meta = body["metadata"]
         key = ServiceKey(meta["namespace"], meta["name"])
         if gone:
-            self.directory.drop(key)
-            self.queue.forget(key)
-            self._recorder.forget(key)
+            if self.directory.drop(key, str(meta.get("uid", ""))):
+                self.queue.forget(key)
+                self._recorder.forget(key)
             return
         record = self.directory.put(body)
         # Our own status writes come back through the watch; only what others ask for calls for a pass. It is compared
@@ -161,7 +161,9 @@ class GuidevaneOperator:
         child = ChildKey(kind, body["metadata"]["name"])
         is_news = record.children.see(child, body, gone)
         record.secrets_are_due |= is_news  # whoever takes children away by label takes Secrets too, and no watch tells
-        if child == ChildKey("Deployment", service):
+        known = record.deployment
+        is_late = gone and known is not None and known.uid != body["metadata"].get("uid", "")
+        if child == ChildKey("Deployment", service) and not is_late:
             is_news |= self._see_deployment(record, None if gone else read_deployment(body))
         # What stood in the way of a child may be gone.
         if is_news or (gone and record.child_error):

@@ -128,6 +128,7 @@ class Reconciler:
             self.recorder.forget(record.key)
             return False
         if body["metadata"].get("uid") != record.uid:
+            self.directory.drop(record.key)
             self.directory.put(body)  # deleted and made again: the new one starts afresh
             self.writer.ask_for_pass(record.key)
             return False

@@ -234,16 +234,22 @@ class Directory:
         meta = body["metadata"]
         key = ServiceKey(meta["namespace"], meta["name"])
         record = self._records.get(key)
-        if record is None or record.body["metadata"].get("uid") != meta.get("uid"):
+        if record is None or record.uid != meta.get("uid"):
+            # What is said of two objects of one name comes in any order: late news of the old one says nothing.
+            if record is not None and version_of(body) < version_of(record.body):
+                return record
             self.drop(key)
             record = self._records[key] = ServiceRecord(key, body)
         else:
             record.take_body(body)
         return record
 
-    def drop(self, key: ServiceKey) -> None:
-        """The service is gone; a visit that is under way ends without a write."""
-        record = self._records.pop(key, None)
-        if record is not None:
-            record.is_gone = True
-            record.give_up_calls()
+    def drop(self, key: ServiceKey, uid: str = "") -> bool:
+        """The service is gone; a visit that is under way ends without a write. False: another has its name now."""
+        record = self._records.get(key)
+        if record is None or uid not in ("", record.uid):
+            return False
+        del self._records[key]
+        record.is_gone = True
+        record.give_up_calls()
+        return True
