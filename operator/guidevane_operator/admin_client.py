@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from yarl import URL
 
 from guidevane_api.admin import LimitsPatch, LimitsView
+from guidevane_operator.answers import TooLongError, read_body
 
 ROUTE = "/admin/limits"
 
@@ -79,7 +80,9 @@ class AdminClient:
                 timeout=self._timeout,
                 allow_redirects=False,
             ) as response:
-                return _read(response.status, await response.read())
+                return _read(response.status, await read_body(response))
+        except TooLongError as error:
+            return Unreachable(f"{error} at {host}:{port}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Unreachable(f"{type(error).__name__} at {host}:{port}")
 
@@ -105,7 +108,7 @@ def _problem(body: bytes) -> dict[str, object]:
     """The error object of an answer, whether bare or under "error"."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     inner = answer.get("error", answer) if isinstance(answer, dict) else {}
     return inner if isinstance(inner, dict) else {"message": str(inner)}

@@ -12,17 +12,20 @@ from kubernetes.aio import client as kubernetes_client
 from guidevane_operator.admin_client import AdminClient
 from guidevane_operator.errors import KubeError
 from guidevane_operator.events import EventRecorder
-from guidevane_operator.facts import read_deployment, read_pod
+from guidevane_operator.facts import DeploymentFacts, read_deployment, read_pod
 from guidevane_operator.kube import LLM_SERVICES, KubeClient, Manifest, ServiceKey
+from guidevane_operator.ledger import ChildKey
 from guidevane_operator.loops import Loop, WorkQueue
 from guidevane_operator.observe import Observer
 from guidevane_operator.pod_metrics import PodScraper
 from guidevane_operator.prometheus import PrometheusClient
+from guidevane_operator.push import LimitsPusher
 from guidevane_operator.reconcile import Reconciler
-from guidevane_operator.record import DEFAULT_LEASE_S, Directory
+from guidevane_operator.record import DEFAULT_LEASE_S, Directory, ServiceRecord
 from guidevane_operator.retune.executor import Tuner
 from guidevane_operator.settings import Settings
 from guidevane_operator.status_writer import StatusWriter
+from guidevane_operator.upkeep import ChildKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +66,18 @@ class GuidevaneOperator:
         admin = AdminClient(self._session, settings.admin_timeout_seconds)
         prometheus = PrometheusClient(self._session, settings.prometheus_timeout_seconds)
         self._settings, self._recorder = settings, recorder
-        self._reconciler = Reconciler(self.directory, self._kube, admin, recorder, writer, settings.runtime_image)
+        pusher = LimitsPusher(admin, clock, self.queue.add)
+        keeper = ChildKeeper(self._kube, recorder, clock)
+        self._reconciler = Reconciler(
+            self.directory, self._kube, pusher, recorder, writer, keeper, settings.runtime_image
+        )
         scraper = PodScraper(self._session, settings.prometheus_timeout_seconds)
         observer = Observer(self.directory, prometheus, scraper, clock, recorder, writer)
-        tuner = Tuner(self.directory, admin, recorder, writer, clock)
+        tuner = Tuner(self.directory, pusher, recorder, writer, clock)
         keys = self.directory.__iter__
         self.loops = (
             Loop("resync", keys, lambda _: settings.resync_seconds, self._resync, clock),
-            Loop("keys", keys, lambda _: settings.key_seconds, self._recheck_keys, clock),
+            Loop("secrets", keys, lambda _: settings.key_seconds, self._recheck_secrets, clock),
             Loop("drift", keys, self._renew_period_s, self._reconciler.renew, clock),
             Loop("observe", keys, observer.period_s, observer.look, clock),
             Loop("retune", keys, tuner.period_s, tuner.look, clock),
@@ -98,6 +105,8 @@ class GuidevaneOperator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for key in self.directory:
+            self.directory.drop(key)
         await self._kube.close()
         await self._session.close()
 
@@ -112,9 +121,9 @@ class GuidevaneOperator:
         meta = body["metadata"]
         key = ServiceKey(meta["namespace"], meta["name"])
         if gone:
-            self.directory.drop(key)
-            self.queue.forget(key)
-            self._recorder.forget(key)
+            if self.directory.drop(key, str(meta.get("uid", ""))):
+                self.queue.forget(key)
+                self._recorder.forget(key)
             return
         record = self.directory.put(body)
         # Our own status writes come back through the watch; only what others ask for calls for a pass. It is compared
@@ -143,21 +152,30 @@ class GuidevaneOperator:
             record.pods[pod.name] = pod
         self.queue.add(key)
 
-    def see_deployment(self, body: Manifest, service: str, gone: bool) -> None:
-        """A watch saw the Deployment of a service; one that is gone, or was edited, is applied again."""
+    def see_child(self, kind: str, body: Manifest, service: str, gone: bool) -> None:
+        """A watch saw a child of a service; one that is gone, or was edited, is set right."""
         key = ServiceKey(body["metadata"]["namespace"], service)
         record = self.directory.get(key)
         if record is None:
             return
-        seen = None if gone else read_deployment(body)
+        child = ChildKey(kind, body["metadata"]["name"])
+        is_news = record.children.see(child, body, gone)
+        record.secrets_are_due |= is_news  # whoever takes children away by label takes Secrets too, and no watch tells
+        known = record.deployment
+        is_late = gone and known is not None and known.uid != body["metadata"].get("uid", "")
+        if child == ChildKey("Deployment", service) and not is_late:
+            is_news |= self._see_deployment(record, None if gone else read_deployment(body))
+        # What stood in the way of a child may be gone.
+        if is_news or (gone and record.child_error):
+            self.queue.add(key)
+
+    def _see_deployment(self, record: ServiceRecord, seen: DeploymentFacts | None) -> bool:
+        """Take in how far the Deployment is; True if that is news."""
         record.num_sightings += 1
         if seen == record.deployment:
-            return
-        edited = seen is None or (record.deployment is not None and seen.generation != record.deployment.generation)
+            return False
         record.deployment = seen
-        if edited:
-            record.applied.pop(("Deployment", service), None)
-        self.queue.add(key)
+        return True
 
     def _renew_period_s(self, key: ServiceKey) -> float:
         """Three times within a lease at least, however short it is."""
@@ -168,9 +186,9 @@ class GuidevaneOperator:
     async def _ensure(self, key: ServiceKey) -> None:
         await self._reconciler.ensure(key)
 
-    async def _recheck_keys(self, key: ServiceKey) -> None:
-        if self._reconciler.recheck_keys(key):
-            self.queue.add(key)
+    async def _recheck_secrets(self, key: ServiceKey) -> None:
+        self._reconciler.recheck_secrets(key)
+        self.queue.add(key)
 
     async def _resync(self, key: ServiceKey) -> None:
         self._reconciler.resync(key)

@@ -18,6 +18,16 @@ BACKOFFS_S = (1, 1, 2, 3, 5, 8, 13, 21)
 """Pauses between two tries to list or watch, seconds; the last one again and again."""
 
 
+WATCHED_CHILDREN = {
+    "ConfigMap": ("", "v1", "configmaps"),
+    "Deployment": ("apps", "v1", "deployments"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+    "Service": ("", "v1", "services"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+}
+"""Kinds of children -> group, version, plural. Not Secrets: a watch would read those of everybody."""
+
+
 class Backoffs:
     """BACKOFFS_S without an end: when they are used up, as in an outage of a minute, kopf ends the whole operator."""
 
@@ -61,11 +71,20 @@ def build_registry(start: Callable[[], Awaitable[GuidevaneOperator]]) -> kopf.Op
     async def pod_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
         running[0].see_pod(dict(event["object"]), labels[NAME_LABEL], gone=event["type"] == "DELETED")
 
-    @kopf.on.event("apps", "v1", "deployments", labels={NAME_LABEL: kopf.PRESENT}, registry=registry)
-    async def deployment_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
-        running[0].see_deployment(dict(event["object"]), labels[NAME_LABEL], gone=event["type"] == "DELETED")
+    for kind, where in WATCHED_CHILDREN.items():
+        watch_child(registry, running, kind, where)
 
     return registry
+
+
+def watch_child(
+    registry: kopf.OperatorRegistry, running: list[GuidevaneOperator], kind: str, where: tuple[str, str, str]
+) -> None:
+    """One handler for one kind of children."""
+
+    @kopf.on.event(*where, labels={NAME_LABEL: kopf.PRESENT}, registry=registry, id=f"{kind.lower()}_seen")
+    async def child_seen(event: kopf.RawEvent, labels: kopf.Labels, **_: Any) -> None:
+        running[0].see_child(kind, dict(event["object"]), labels[NAME_LABEL], gone=event["type"] == "DELETED")
 
 
 def probe(running: list[GuidevaneOperator]) -> str:
@@ -90,6 +109,6 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.connect_timeout = 10
     settings.networking.error_backoffs = Backoffs()
     settings.queueing.worker_limit = 20
-    # The API server selects: pods of others cost nothing, and one that loses the label is told as gone.
-    for kind in (("", "v1", "pods"), ("apps", "v1", "deployments")):
-        settings.watching.label_selectors[kind] = NAME_LABEL
+    # The API server selects: objects of others cost nothing, and one that loses the label is told as gone.
+    for where in (("", "v1", "pods"), *WATCHED_CHILDREN.values()):
+        settings.watching.label_selectors[where] = NAME_LABEL

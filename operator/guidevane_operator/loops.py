@@ -98,7 +98,8 @@ class Loop:
         """Start the visits whose time has come; a service still being visited is left alone."""
         now, known = self._clock(), set(self._keys())
         self._due = {key: at for key, at in self._due.items() if key in known}
-        for key in known:
+        # The longest overdue first: where visits are too slow for their period, all come late and none is left out.
+        for key in sorted(known, key=lambda key: self._due.get(key, now)):
             period_s = self._period_s(key)
             # The first visit comes somewhere in the first period, so that services spread out after a restart.
             due = self._due.setdefault(key, now + random.uniform(0, period_s))  # noqa: S311

@@ -5,8 +5,9 @@ come from histograms merged over pods, and a pod that does not answer makes the 
 """
 
 import asyncio
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
 from guidevane_api.status import MetricsState
+from guidevane_operator.answers import read_body
 from guidevane_operator.prometheus import GUARD_LEVEL_METRIC, GUARD_LINE_METRIC, QUANTILES, Target, slo_fields
-from guidevane_operator.signals import Absent, Known, Partial, Signal, Signals
+from guidevane_operator.signals import Absent, Known, Partial, Signal, Signals, fault_of
 
 KV_USE, RUNNING, WAITING = "vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"
 GAUGES = (KV_USE, RUNNING, WAITING, GUARD_LEVEL_METRIC)
@@ -46,8 +48,11 @@ class Scrape:
     """Protection lines that were over, as the runtime labels them."""
 
     def is_before(self, later: "Scrape") -> bool:
-        """Whether `later` is of the same life of the pod: no counter went back."""
-        return all(later.counters.get(name, 0.0) >= value for name, value in self.counters.items())
+        """Whether `later` is of the same life of the pod: no counter and no bucket went back."""
+        if any(later.counters.get(name, 0.0) < value for name, value in self.counters.items()):
+            return False
+        pairs = [(found, later.buckets.get(name, {})) for name, found in self.buckets.items()]
+        return not any(after.get(bound, 0.0) < count for before, after in pairs for bound, count in before.items())
 
 
 def read_scrape(text: str, at_s: float) -> Scrape:
@@ -60,8 +65,10 @@ def read_scrape(text: str, at_s: float) -> Scrape:
         for sample in family.samples:
             name = sample.name
             if name in GAUGES:
-                gauges[name] = max(gauges.get(name, 0.0), sample.value)
+                gauges[name] = _highest((gauges.get(name, sample.value), sample.value))
             elif name == GUARD_LINE_METRIC and sample.value > 0:
+                if "line" not in sample.labels:
+                    raise ValueError(f"{name} has no label: line")
                 lines.add(sample.labels["line"])
             elif name in COUNTERS.values():
                 if sample.labels.get("finished_reason", FINISHED[0]) in FINISHED:
@@ -117,8 +124,8 @@ class PodScraper:
         """One exposition, None without an answer."""
         url = URL.build(scheme="http", host=address, port=port, path="/metrics")
         try:
-            async with self._session.get(url, timeout=self._timeout) as response:
-                return await response.text() if response.status == 200 else None
+            async with self._session.get(url, timeout=self._timeout, allow_redirects=False) as response:
+                return (await read_body(response)).decode() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
             return None
 
@@ -129,17 +136,22 @@ def signals_of(rings: list[PodRing], expected: int) -> Signals:
         return Signals(why="no pod answers on /metrics", unreachable=True, expected_pods=expected)
     fresh = len(rings)
 
-    def typed(value: float | None, samples: float | None = None) -> Signal:
+    def typed(name: str, value: float | None, samples: float | None = None) -> Signal:
         if value is None:
             return Absent("no such series yet")
+        fault = fault_of(name, value)
+        if fault is not None:
+            return fault
         return Known(value, 0.0, samples) if fresh == expected else Partial(value, fresh, expected)
 
     quantiles: dict[str, Any] = {}
     for name, (q, histogram) in QUANTILES.items():
         merged = _merged_buckets(rings, histogram)
-        count = max(merged.values(), default=0.0)
-        value = quantile(float(q), merged)
-        quantiles[name] = typed(1000 * value, count) if value is not None else Absent("no traffic in the window")
+        count = _highest(merged.values()) if merged else 0.0
+        value = quantile(float(q), merged) if count else None
+        fault = fault_of(f"the count of {name}", count)
+        absent = Absent("no traffic in the window")
+        quantiles[name] = fault or (absent if value is None else typed(name, 1000 * value, count))
     kv, levels = _latest(rings, KV_USE), _latest(rings, GUARD_LEVEL_METRIC)
     running, waiting = _peaks(rings, RUNNING), _peaks(rings, WAITING)
     known = fresh == expected
@@ -148,15 +160,15 @@ def signals_of(rings: list[PodRing], expected: int) -> Signals:
         why="" if known else f"{fresh} of {expected} ready pods answer on /metrics",
         fresh_pods=fresh,
         expected_pods=expected,
-        kv_percent=typed(100 * max(kv) if kv else None),
-        running_per_pod=typed(sum(running) / len(running) if running else None),
-        waiting=typed(sum(waiting) if waiting else None),
-        preemptions=typed(_increase(rings, "preemptions")),
-        finished=typed(_increase(rings, "finished")),
-        prompt_tokens=typed(_increase(rings, "prompt_tokens")),
-        generation_tokens=typed(_increase(rings, "generation_tokens")),
+        kv_percent=typed("kv_percent", 100 * _highest(kv) if kv else None),
+        running_per_pod=typed("running_per_pod", sum(running) / len(running) if running else None),
+        waiting=typed("waiting", sum(waiting) if waiting else None),
+        preemptions=typed("preemptions", _increase(rings, "preemptions")),
+        finished=typed("finished", _increase(rings, "finished")),
+        prompt_tokens=typed("prompt_tokens", _increase(rings, "prompt_tokens")),
+        generation_tokens=typed("generation_tokens", _increase(rings, "generation_tokens")),
         # A pod that does not say its level is not at level 0.
-        guard_level=typed(max(levels) if len(levels) == fresh else None),
+        guard_level=typed("guard_level", _highest(levels) if len(levels) == fresh else None),
         guard_lines=slo_fields(line for ring in rings for line in ring.scrapes[-1].guard_lines),
         **quantiles,
     )
@@ -170,7 +182,13 @@ def _latest(rings: list[PodRing], gauge: str) -> list[float]:
 def _peaks(rings: list[PodRing], gauge: str) -> list[float]:
     """Peak of a gauge in the window, of each pod that has it."""
     found = [[s.gauges[gauge] for s in ring.scrapes if gauge in s.gauges] for ring in rings]
-    return [max(values) for values in found if values]
+    return [_highest(values) for values in found if values]
+
+
+def _highest(values: Iterable[float]) -> float:
+    """The highest of some values; one that is no number is not hidden by the others."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def _increase(rings: list[PodRing], signal: str) -> float | None:

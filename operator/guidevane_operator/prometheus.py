@@ -4,6 +4,7 @@ All signals of one observation come from one query at one evaluation time, so th
 differences on the server's own clock. The client knows PromQL and HTTP; it never decides anything.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,8 @@ from typing import Any
 import aiohttp
 
 from guidevane_api.status import MetricsState
-from guidevane_operator.signals import Absent, Invalid, Known, Partial, Signal, Signals, Stale
+from guidevane_operator.answers import TooLongError, read_body
+from guidevane_operator.signals import Absent, Known, Partial, Signal, Signals, Stale, fault_of
 
 MAX_AGE_SCRAPES = 3
 """A sample older than this many scrape intervals is stale."""
@@ -59,8 +61,10 @@ class PrometheusClient:
             async with self._session.post(endpoint, data={"query": query}, timeout=self._timeout) as response:
                 if response.status != 200:
                     raise PrometheusError(f"Prometheus at {url} answered {response.status}")
-                body = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                body = json.loads(await read_body(response))
+        except TooLongError as error:
+            raise PrometheusError(f"Prometheus at {url}: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise PrometheusError(
                 f"Prometheus at {url} gave no answer ({type(error).__name__}); check spec.monitoring.prometheusURL"
             ) from error
@@ -169,10 +173,12 @@ def read_signals(samples: Iterable[Mapping[str, Any]], target: Target) -> Signal
     signals: dict[str, Any] = {name: typed(name) for name in PLAIN_SIGNALS}
     for name in QUANTILES:
         count = values.get(name + SAMPLES)
-        if count is not None and math.isfinite(count) and count <= 0:
+        if count is None:
+            signals[name] = Absent(f"no series for the count of {name}")
+        elif count == 0:
             signals[name] = Absent("no traffic in the window")
         else:
-            signals[name] = typed(name, count)
+            signals[name] = fault_of(f"the count of {name}", count) or typed(name, count)
     return Signals(
         state=state, why=why, fresh_pods=fresh, expected_pods=expected, guard_lines=slo_fields(lines), **signals
     )
@@ -193,7 +199,8 @@ def _sort_samples(samples: Iterable[Mapping[str, Any]]) -> tuple[dict[str, float
         evaluated_at, value = float(sample["value"][0]), float(sample["value"][1])
         name = sample["metric"]["signal"]
         if name == SCRAPED_AT:
-            ages[sample["metric"]["pod"]] = max(0.0, evaluated_at - value)
+            age_s = evaluated_at - value
+            ages[sample["metric"]["pod"]] = max(0.0, age_s) if math.isfinite(age_s) else math.inf
         elif name == GUARD_LINE:
             lines.add(sample["metric"]["line"])
         else:
@@ -218,8 +225,9 @@ def _typed(
     """One signal: its own fault first, then the state of the observation it comes from."""
     if value is None:
         return Absent(f"no series for {name}")
-    if not math.isfinite(value) or value < 0:
-        return Invalid(f"{name} is {value}")
+    fault = fault_of(name, value)
+    if fault is not None:
+        return fault
     if state is MetricsState.STALE or state is MetricsState.ABSENT:
         return Stale(age_s)
     if state is MetricsState.PARTIAL:

@@ -1,6 +1,12 @@
-"""Brings the desired limits to the pods, and finds out which of them obey."""
+"""Brings the desired limits to the pods, and finds out which of them obey.
+
+Each pod is asked on its own: one call at a time, with its own timeout and its own pauses after a failure. A round waits
+only a moment for answers; a call that takes longer goes on by itself and asks for another round when it ends. So a pod
+that hangs delays neither other pods, nor the next change of limits, nor other services.
+"""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from guidevane_api.admin import LimitsPatch
@@ -8,11 +14,16 @@ from guidevane_api.limits import Envelope, PartialLimits, SchedulerLimits
 from guidevane_api.spec_serving import EngineSpec
 from guidevane_operator.admin_client import Accepted, AdminClient, Fenced, PushResult, Refused, Unreachable
 from guidevane_operator.facts import PodFacts
-from guidevane_operator.limits_plan import obeys, outgoing
-from guidevane_operator.record import Ack, ServiceRecord
+from guidevane_operator.kube import ServiceKey
+from guidevane_operator.limits_plan import DesiredLimits, obeys, outgoing
+from guidevane_operator.record import Ack, Flight, ServiceRecord
 
 DEFAULT_ADMIN_PORT = EngineSpec().admin_port
 """Admin port of a pod that names none, under a spec that cannot be read."""
+PATIENCE_S = 0.5
+"""A round waits so long for answers, seconds: most pods answer between two steps, and status is then written once."""
+MAX_PAUSE_S = 60.0
+"""Longest pause before a pod that did not obey is asked again, seconds."""
 
 
 @dataclass
@@ -25,38 +36,106 @@ class PushOutcome:
     """Pods that obey again after their engine started anew."""
 
 
-async def push_limits(record: ServiceRecord, admin: AdminClient, renew: bool = False) -> PushOutcome:
-    """PATCH every ready pod that does not obey yet; with `renew`, every ready pod, which renews its lease.
+@dataclass
+class LimitsPusher:
+    """Asks the pods of services for their limits. Callers hold the record's lock."""
 
-    All pods are asked at once: one that hangs costs the others nothing.
-    """
-    outcome = PushOutcome()
-    desired = record.desired
-    if desired is None or not record.token:
+    admin: AdminClient
+    clock: Callable[[], float]
+    """Monotonic seconds."""
+    ask_for_pass: Callable[[ServiceKey], None]
+    """Queues a pass, which makes the next round."""
+
+    async def push(self, record: ServiceRecord, renew: bool = False) -> PushOutcome:
+        """PATCH every ready pod that does not obey yet; with `renew`, every ready pod, which renews its lease."""
+        outcome = PushOutcome()
+        self._drop_departed(record)
+        self._take_answers(record, outcome)
+        desired = record.desired
+        if desired is None or not record.token:
+            return outcome
+        prompt = [self._start(record, pod, desired) for pod in self._due(record, desired, renew)]
+        waited_for = [flight.task for flight in prompt if not flight.was_silent]
+        if waited_for:
+            await asyncio.wait(waited_for, timeout=PATIENCE_S)
+        self._take_answers(record, outcome)
+        for flight in record.flights.values():
+            if flight in prompt:
+                flight.task.add_done_callback(lambda _: self.ask_for_pass(record.key))
         return outcome
-    ready = record.ready_pods()
-    record.acks = {name: ack for name, ack in record.acks.items() if name in record.pods}
-    in_sync = set(record.pods_in_sync())
-    due = [pod for pod in ready if renew or pod.name not in in_sync]
-    patch = LimitsPatch(
-        epoch=desired.epoch,
-        limits=_asked(record, desired.limits),
-        lease_seconds=record.lease_seconds,
-        source=desired.source,
-    )
-    port, token = record.spec.engine.admin_port if record.spec else DEFAULT_ADMIN_PORT, record.token
-    results = await asyncio.gather(*(admin.patch(pod.ip, pod.admin_port or port, token, patch) for pod in due))
-    for pod, result in zip(due, results, strict=True):
+
+    def _drop_departed(self, record: ServiceRecord) -> None:
+        """Forget pods that are gone; calls to a process that is gone are given up."""
+        record.acks = {name: ack for name, ack in record.acks.items() if name in record.pods}
+        for name, flight in list(record.flights.items()):
+            pod = record.pods.get(name)
+            if pod is None or pod.incarnation != flight.incarnation:
+                record.flights.pop(name).task.cancel()
+
+    def _due(self, record: ServiceRecord, desired: DesiredLimits, renew: bool) -> list[PodFacts]:
+        """Pods to ask now: not those with a call under way, nor those whose pause is not over."""
+        in_sync, now_s = set(record.pods_in_sync()), self.clock()
+
+        def waits(pod: PodFacts) -> bool:
+            ack = record.acks.get(pod.name)
+            same = ack is not None and (ack.incarnation, ack.epoch) == (pod.incarnation, desired.epoch)
+            return ack is not None and same and now_s < ack.retry_at_s
+
+        ready = [pod for pod in record.ready_pods() if pod.name not in record.flights]
+        return [pod for pod in ready if renew or not (pod.name in in_sync or waits(pod))]
+
+    def _start(self, record: ServiceRecord, pod: PodFacts, desired: DesiredLimits) -> Flight:
+        """Begin one call."""
+        patch = LimitsPatch(
+            epoch=desired.epoch,
+            limits=_asked(record, desired.limits),
+            lease_seconds=record.lease_seconds,
+            source=desired.source,
+        )
+        port = pod.admin_port or (record.spec.engine.admin_port if record.spec else DEFAULT_ADMIN_PORT)
         before = record.acks.get(pod.name)
-        ack = _ack(pod, patch.limits, desired.epoch, result, before)
-        if isinstance(result, Refused) and result.status in (401, 403):
-            record.token = ""  # somebody changed the Secret: read it again
-        record.acks[pod.name] = ack
-        if isinstance(result, Fenced):
-            outcome.fenced_at = max(outcome.fenced_at or 0, result.epoch or 0)
-        if _was_lost(before, ack):
-            outcome.corrected.append(pod.name)
-    return outcome
+        call = self.admin.patch(pod.ip, port, record.token, patch)
+        task = asyncio.create_task(call, name=f"limits:{record.key.namespace}/{pod.name}")
+        flight = Flight(task, pod.incarnation, patch, was_silent=bool(before and before.silences))
+        record.flights[pod.name] = flight
+        return flight
+
+    def _take_answers(self, record: ServiceRecord, outcome: PushOutcome) -> None:
+        """Note what the calls that have ended brought."""
+        for name, flight in list(record.flights.items()):
+            if not flight.task.done():
+                continue
+            del record.flights[name]
+            before, result = record.acks.get(name), flight.task.result()
+            ack = record.acks[name] = self._ack(record, flight, result, before)
+            if isinstance(result, Refused) and result.status in (401, 403):
+                record.token = ""  # somebody changed the Secret: read it again
+            if isinstance(result, Fenced) and record.desired and flight.patch.epoch == record.desired.epoch:
+                outcome.fenced_at = max(outcome.fenced_at or 0, result.epoch or 0)
+            if _was_lost(before, ack):
+                outcome.corrected.append(name)
+
+    def _ack(self, record: ServiceRecord, flight: Flight, result: PushResult, before: Ack | None) -> Ack:
+        """The pod's answer as a fact. One that does not obey is asked again after 1, 2, 4 ... 60 s."""
+        silences = (before.silences if before else 0) + 1 if isinstance(result, Unreachable) else 0
+        if isinstance(result, Accepted):
+            view, epoch = result.view, flight.patch.epoch
+            in_sync = view.epoch == epoch and obeys(view.target, flight.patch.limits)
+            if in_sync:
+                return Ack(flight.incarnation, epoch, True, result, view.boot_id)
+        same = before is not None and (before.incarnation, before.epoch) == (flight.incarnation, flight.patch.epoch)
+        failures = (before.failures if before and same else 0) + 1
+        pause_s = float(min(MAX_PAUSE_S, 2.0 ** min(failures - 1, 10)))
+        asyncio.get_running_loop().call_later(pause_s + 0.01, self.ask_for_pass, record.key)
+        return Ack(
+            flight.incarnation,
+            flight.patch.epoch,
+            False,
+            result,
+            silences=silences,
+            failures=failures,
+            retry_at_s=self.clock() + pause_s,
+        )
 
 
 def _asked(record: ServiceRecord, limits: SchedulerLimits) -> PartialLimits:
@@ -64,15 +143,6 @@ def _asked(record: ServiceRecord, limits: SchedulerLimits) -> PartialLimits:
     if record.spec is None:
         return outgoing(limits, PartialLimits(), Envelope(max_model_len=0))
     return outgoing(limits, record.spec.limits, record.spec.envelope)
-
-
-def _ack(pod: PodFacts, asked: PartialLimits, epoch: int, result: PushResult, before: Ack | None) -> Ack:
-    """The pod's answer as a fact."""
-    if isinstance(result, Accepted):
-        view = result.view
-        return Ack(pod.incarnation, epoch, view.epoch == epoch and obeys(view.target, asked), result, view.boot_id)
-    silences = (before.silences if before else 0) + 1 if isinstance(result, Unreachable) else 0
-    return Ack(pod.incarnation, epoch, False, result, silences=silences)
 
 
 def _was_lost(before: Ack | None, now: Ack) -> bool:

@@ -5,9 +5,6 @@ never writes spec.
 """
 
 import base64
-import contextlib
-import hashlib
-import json
 import logging
 import secrets
 from dataclasses import dataclass
@@ -17,32 +14,29 @@ from pydantic import ValidationError
 from guidevane_api.admin import LimitsSource
 from guidevane_api.conditions import EventReason
 from guidevane_api.limits import SchedulerLimits
-from guidevane_api.llmservice import KIND, NAME_LABEL, RESTART_ANNOTATION
+from guidevane_api.llmservice import NAME_LABEL, RESTART_ANNOTATION
 from guidevane_api.spec_traffic import TenancySpec
 from guidevane_operator import acceptance
-from guidevane_operator.admin_client import AdminClient, Unreachable
-from guidevane_operator.children import PDB_KIND, RenderContext, render, revision_of, wants_pdb
+from guidevane_operator.admin_client import Unreachable
+from guidevane_operator.children import RenderContext, revision_of
 from guidevane_operator.children.context import TOKEN_KEY
-from guidevane_operator.errors import ForeignChildError, KubeError, LeftoverChildError, RetryLaterError
+from guidevane_operator.errors import KubeError, RetryLaterError
 from guidevane_operator.events import EventRecorder
 from guidevane_operator.facts import read_deployment, read_pod
 from guidevane_operator.kube import DEPLOYMENTS, LLM_SERVICES, PODS, RESOURCES, KubeClient, Manifest, ServiceKey
+from guidevane_operator.ledger import ChildKey
 from guidevane_operator.limits_plan import DesiredLimits, next_desired
-from guidevane_operator.push import push_limits
+from guidevane_operator.push import LimitsPusher
 from guidevane_operator.record import Directory, ServiceRecord
 from guidevane_operator.status_writer import StatusWriter
 from guidevane_operator.tenants import SecretData, TenantsPlan, plan_tenants, secret_names
+from guidevane_operator.upkeep import ChildKeeper
 
 logger = logging.getLogger(__name__)
 
 TOKEN_BYTES = 32
 MAX_DECISIONS = 3
 """Tries to read, or to persist limits, while others write the same objects."""
-PERMANENT = range(400, 500)
-"""Statuses with which the API server says that the object itself is at fault."""
-TRANSIENT = (404, 408, 409, 429)
-WITHDRAWN = "withdrawn"
-"""In place of a hash: the child is not wanted and not there."""
 SILENT = 2
 """Unanswered calls in a row after which an admin port is said not to answer."""
 
@@ -53,9 +47,10 @@ class Reconciler:
 
     directory: Directory
     kube: KubeClient
-    admin: AdminClient
+    pusher: LimitsPusher
     recorder: EventRecorder
     writer: StatusWriter
+    keeper: ChildKeeper
     runtime_image: str
 
     async def ensure(self, key: ServiceKey) -> None:
@@ -72,11 +67,18 @@ class Reconciler:
                 await self.writer.write(record)
                 return
             await self._accept(record)
+            fault = None
             if not record.paused:
                 await self._settle_limits(record)
-                await self._apply_children(record)
-                await self._push(record)
+                try:
+                    await self._keep_children(record)
+                except KubeError as error:
+                    fault = error  # pods get their limits and status is written all the same
+                if not record.deleting:
+                    await self._push(record)
             await self.writer.write(record)
+            if fault is not None:
+                raise fault
             self._ask_for_another_pass(record)
 
     async def renew(self, key: ServiceKey) -> None:
@@ -93,13 +95,11 @@ class Reconciler:
             await self._push(record, renew=True)
             await self.writer.write(record)
 
-    def recheck_keys(self, key: ServiceKey) -> bool:
-        """The next pass reads the keys of tenants again; False if there are none to read."""
+    def recheck_secrets(self, key: ServiceKey) -> None:
+        """The next pass reads the service's own Secrets and its tenants' keys again: no watch tells of them."""
         record = self.directory.get(key)
-        if record is None or record.spec is None or not secret_names(record.spec.tenancy):
-            return False
-        record.keys_are_due = True
-        return True
+        if record is not None:
+            record.secrets_are_due = True
 
     def resync(self, key: ServiceKey) -> None:
         """The next pass reads and applies everything, whatever the watches said."""
@@ -109,13 +109,26 @@ class Reconciler:
 
     async def _refresh(self, record: ServiceRecord) -> bool:
         """Read the object, its pods and its Deployment; False if the object is gone."""
+        if not await self._reread(record):
+            return False
+        await self._look(record)
+        record.children.doubt()
+        record.desired = _newest(record.desired, persisted_limits(record))
+        record.revision = record.revision or ((record.status.rollout and record.status.rollout.revision) or "")
+        record.secrets_are_due = True
+        record.needs_refresh = False
+        return True
+
+    async def _reread(self, record: ServiceRecord) -> bool:
+        """Read the object; False if it is gone, or another by its name is there."""
         held = record.body
         body = await self.kube.try_get(LLM_SERVICES, record.key)
         if body is None:
             self.directory.drop(record.key)
             self.recorder.forget(record.key)
             return False
-        if body["metadata"].get("uid") != record.body["metadata"].get("uid"):
+        if body["metadata"].get("uid") != record.uid:
+            self.directory.drop(record.key)
             self.directory.put(body)  # deleted and made again: the new one starts afresh
             self.writer.ask_for_pass(record.key)
             return False
@@ -123,14 +136,6 @@ class Reconciler:
             record.body = body  # whatever its version says: a restored etcd counts from an earlier one
         else:
             record.take_body(body)
-        await self._look(record)
-        record.applied.clear()
-        # Without a Secret the token stays as it was: pods know no other.
-        record.token = await self._read_token(record.key) or record.token
-        record.desired = _newest(record.desired, persisted_limits(record))
-        record.revision = record.revision or ((record.status.rollout and record.status.rollout.revision) or "")
-        record.keys_are_due = True
-        record.needs_refresh = False
         return True
 
     async def _look(self, record: ServiceRecord) -> None:
@@ -149,7 +154,7 @@ class Reconciler:
         record.observed_generation = record.generation
         verdict = acceptance.accept(dict(record.body.get("spec") or {}))
         if isinstance(verdict, acceptance.Accepted):
-            record.keys_are_due |= record.spec is None or record.spec.tenancy != verdict.spec.tenancy
+            record.secrets_are_due |= record.spec is None or record.spec.tenancy != verdict.spec.tenancy
             record.spec, record.refused, record.refused_reason = verdict.spec, "", ""
             return
         if verdict.message != record.refused:
@@ -175,125 +180,71 @@ class Reconciler:
             await self._accept(record)
         raise RetryLaterError(f"status of {record.key.name} is written by somebody else all the time")
 
-    async def _apply_children(self, record: ServiceRecord) -> None:
-        """Apply what differs from what was applied last; delete a budget that is not wanted."""
-        if record.spec is None or record.refused:
+    async def _keep_children(self, record: ServiceRecord) -> None:
+        """Apply what differs from what was applied last, and what others changed or deleted since.
+
+        Under a refused spec the accepted one before it goes on to hold.
+        """
+        if record.spec is None:
             return
         context = await self._context(record)
         record.revision = revision_of(context)
-        before = record.child_error
-        await self._tell_of_scaling(record)
-        try:
-            for manifest in render(context):
-                await self._apply(record, manifest)
-            if not wants_pdb(context):
-                await self._withdraw(record, PDB_KIND)
-        except LeftoverChildError as error:
-            record.child_error = before = str(error)  # nobody has to do anything
-        except ForeignChildError as error:
-            record.child_error = str(error)
-        except KubeError as error:
-            if error.status not in PERMANENT or error.status in TRANSIENT:
-                raise
-            record.child_error = str(error)
-        else:
-            record.child_error = ""
-        if record.child_error not in ("", before):
-            await self.recorder.post(record.body, EventReason.CHILD_REFUSED, record.child_error)
-
-    async def _tell_of_scaling(self, record: ServiceRecord) -> None:
-        """Say who scaled the Deployment, which is about to be undone: only spec.replicas has a say."""
-        found, wanted = record.deployment, record.wanted_replicas
-        if found is None or not found.scaled_by or found.replicas == wanted:
+        # The children of a service that was deleted just now are gone for good, even if the watch has yet to say so.
+        if record.children.gone() and not (await self._reread(record) and not record.deleting):
             return
-        note = (
-            f"Deployment {record.key.name} was scaled to {found.replicas} by {found.scaled_by} and goes back to"
-            f" {wanted}; scale the LLMService instead: its spec.replicas decides, and it has a scale subresource"
-        )
-        await self.recorder.post(record.body, EventReason.CONFLICTING_AUTOSCALER, note)
-
-    async def _apply(self, record: ServiceRecord, manifest: Manifest) -> None:
-        """Apply one child unless it was applied just so."""
-        name = (manifest["kind"], manifest["metadata"]["name"])
-        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        if record.applied.get(name) == digest:
-            return
-        if name not in record.applied:
-            await self._existing(record, *name)
-        await self.kube.apply(manifest)
-        record.applied[name] = digest
-
-    async def _withdraw(self, record: ServiceRecord, kind: str) -> None:
-        """Delete a child that is no longer wanted; somebody else's object of that name stays."""
-        name = (kind, record.key.name)
-        if record.applied.get(name) == WITHDRAWN:
-            return
-        with contextlib.suppress(ForeignChildError):
-            if await self._existing(record, *name):
-                await self.kube.delete(kind, record.key)
-        record.applied[name] = WITHDRAWN
-
-    async def _existing(self, record: ServiceRecord, kind: str, name: str) -> Manifest | None:
-        """The child as it is, None if there is none. Raises ForeignChildError for somebody else's object."""
-        found = await self.kube.try_get(RESOURCES[kind], ServiceKey(record.key.namespace, name))
-        owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
-        if found is not None and record.body["metadata"].get("uid") not in [owner.get("uid") for owner in owners]:
-            if any(owner.get("kind") == KIND and owner.get("name") == record.key.name for owner in owners):
-                raise LeftoverChildError(f"waiting until {kind} {name} of the deleted LLMService of this name is gone")
-            raise ForeignChildError(
-                f"{kind} {name} exists and is not of this LLMService; delete it, or give the LLMService another name"
-            )
-        return found
+        await self.keeper.keep(record, context)
 
     async def _context(self, record: ServiceRecord) -> RenderContext:
         """What children are rendered from."""
         assert record.spec is not None, "children are rendered from an accepted spec only"
-        await self._load_token(record)
-        tenants = await self._load_tenants(record, record.spec.tenancy)
+        await self._look_at_secrets(record, record.spec.tenancy)
+        record.token = record.token or secrets.token_urlsafe(TOKEN_BYTES)
+        assert record.tenants is not None, "keys of tenants were read"
         annotations = record.body["metadata"].get("annotations") or {}
         return RenderContext(
             key=record.key,
             uid=record.body["metadata"].get("uid", ""),
             spec=record.spec,
             runtime_image=self.runtime_image,
-            token=record.token or secrets.token_urlsafe(TOKEN_BYTES),
-            tenants=tenants.file,
+            token=record.token,
+            tenants=record.tenants.file,
             restart_requested_at=annotations.get(RESTART_ANNOTATION, ""),
         )
 
-    async def _load_tenants(self, record: ServiceRecord, tenancy: TenancySpec | None) -> TenantsPlan:
-        """Read the tenants' keys if that is due, and tell who is locked out now. Only digests are kept."""
-        if record.tenants is not None and not record.keys_are_due:
-            return record.tenants
+    async def _look_at_secrets(self, record: ServiceRecord, tenancy: TenancySpec | None) -> None:
+        """Read what is kept in Secrets, if that is due: by name, so that no watch or list of Secrets is needed."""
+        if record.token and not record.secrets_are_due:
+            return
+        for suffix in ("admin", "tenants"):
+            key = ChildKey("Secret", f"{record.key.name}-{suffix}")
+            found = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(record.key.namespace, key.name))
+            record.children.check(key, found)
+            if suffix == "admin":
+                # Without a Secret the token stays as it was: pods know no other.
+                record.token = token_in(found or {}) or record.token
+        await self._load_tenants(record, tenancy)
+        record.secrets_are_due = False
+
+    async def _load_tenants(self, record: ServiceRecord, tenancy: TenancySpec | None) -> None:
+        """Read the tenants' keys, and tell who is locked out now. Only digests are kept."""
         found: dict[str, SecretData] = {}
         for name in secret_names(tenancy):
             secret = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(record.key.namespace, name))
             if secret is not None:
                 found[name] = secret.get("data") or {}
         before = record.tenants or TenantsPlan()
-        plan = record.tenants = plan_tenants(tenancy, found)
-        record.keys_are_due = False
-        if plan.locked.keys() - before.locked.keys():
-            await self.recorder.post(record.body, EventReason.TENANT_LOCKED_OUT, plan.sentence)
-        return plan
-
-    async def _load_token(self, record: ServiceRecord) -> None:
-        """Read the admin token unless it is known: made once, it is never rotated by applying again."""
-        record.token = record.token or await self._read_token(record.key)
-
-    async def _read_token(self, key: ServiceKey) -> str:
-        """The token in the Secret; empty if there is none, or one that no HTTP header can carry."""
-        secret = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(key.namespace, f"{key.name}-admin"))
-        encoded = ((secret or {}).get("data") or {}).get(TOKEN_KEY, "")
-        token = base64.b64decode(encoded).decode("ascii", "replace").strip()
-        return token if token.isascii() and token.isprintable() else ""
+        record.tenants = plan_tenants(tenancy, found)
+        if record.tenants.locked.keys() - before.locked.keys():
+            await self.recorder.post(record.body, EventReason.TENANT_LOCKED_OUT, record.tenants.sentence)
 
     async def _push(self, record: ServiceRecord, renew: bool = False) -> None:
         """Bring the limits to the pods; outrun a pod that has seen a later epoch, if nobody else wrote it."""
-        await self._load_token(record)
-        outcome = await push_limits(record, self.admin, renew)
+        if not record.token:
+            where = ServiceKey(record.key.namespace, f"{record.key.name}-admin")
+            record.token = token_in(await self.kube.try_get(RESOURCES["Secret"], where) or {})
+        outcome = await self.pusher.push(record, renew)
         if outcome.fenced_at is not None and await self._outrun(record, outcome.fenced_at):
-            outcome = await push_limits(record, self.admin)
+            outcome = await self.pusher.push(record)
         for name in outcome.corrected:
             note = f"the engine of pod {name} started anew and has its limits again"
             await self.recorder.post(record.body, EventReason.LIMITS_DRIFT_CORRECTED, note, name)
@@ -330,13 +281,18 @@ class Reconciler:
             await self.recorder.post(record.body, EventReason.ADMIN_UNREACHABLE, note, name)
 
     def _ask_for_another_pass(self, record: ServiceRecord) -> None:
-        """An admin port that does not answer is asked again soon, not at the next renewal."""
+        """What could not be done now is tried again after a growing pause."""
         if record.child_error:
             raise RetryLaterError(f"a child was refused: {record.child_error}")
-        ready = {pod.name for pod in record.ready_pods()}
-        silent = [name for name in ready & record.acks.keys() if isinstance(record.acks[name].result, Unreachable)]
-        if silent and not record.paused:
-            raise RetryLaterError(f"admin port of {', '.join(sorted(silent))} does not answer")
+        if record.contested:
+            raise RetryLaterError(record.contested)
+
+
+def token_in(secret: Manifest) -> str:
+    """The admin token in its Secret; empty if there is none, or one that no HTTP header can carry."""
+    encoded = (secret.get("data") or {}).get(TOKEN_KEY, "")
+    token = base64.b64decode(encoded).decode("ascii", "replace").strip()
+    return token if token.isascii() and token.isprintable() else ""
 
 
 def persisted_limits(record: ServiceRecord) -> DesiredLimits | None:

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
+from guidevane_api.admin import LimitsPatch
 from guidevane_api.llmservice import PAUSED_ANNOTATION, LLMServiceSpec
 from guidevane_api.spec_control import RetuneSpec
 from guidevane_api.status import LLMServiceStatus
@@ -17,6 +18,7 @@ from guidevane_operator.admin_client import PushResult
 from guidevane_operator.facts import DeploymentFacts, PodFacts
 from guidevane_operator.guard_news import GuardNews
 from guidevane_operator.kube import Manifest, ServiceKey
+from guidevane_operator.ledger import ChildLedger, version_of
 from guidevane_operator.limits_plan import DesiredLimits
 from guidevane_operator.pod_metrics import PodRing
 from guidevane_operator.retune.snapshot import LastMove, Rule
@@ -39,6 +41,21 @@ class Ack:
     boot_id: str = ""
     silences: int = 0
     """Times in a row that the admin port did not answer."""
+    failures: int = 0
+    """Times in a row that the same process did not obey the same epoch."""
+    retry_at_s: float = 0.0
+    """Not asked again before, monotonic seconds, unless something changes."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A call to a pod's admin port that is under way: at most one for each pod."""
+
+    task: asyncio.Task[PushResult]
+    incarnation: tuple[str, int]
+    patch: LimitsPatch
+    was_silent: bool
+    """The call before was not answered, so nothing waits for this one."""
 
 
 @dataclass
@@ -79,17 +96,20 @@ class ServiceRecord:
     refused_reason: str = ""
     revision: str = ""
     """Revision of the pods that the accepted spec asks for."""
-    applied: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Hash of each child as it was applied last."""
+    children: ChildLedger = field(default_factory=ChildLedger)
     child_error: str = ""
+    contested: str = ""
+    """Which child somebody else changes again and again; empty if none."""
     token: str = ""
     tenants: TenantsPlan | None = None
     """Who shares the service, as pods are told; None until the keys were read."""
-    keys_are_due: bool = True
-    """Read the tenants' keys again in the next pass."""
+    secrets_are_due: bool = True
+    """Read the service's own Secrets and the tenants' keys again in the next pass."""
 
     desired: DesiredLimits | None = None
     acks: dict[str, Ack] = field(default_factory=dict)
+    """By pod name."""
+    flights: dict[str, Flight] = field(default_factory=dict)
     """By pod name."""
     announce_limits: bool = False
     """New spec.limits are on their way; say so once they are everywhere."""
@@ -152,19 +172,29 @@ class ServiceRecord:
 
     @property
     def status(self) -> LLMServiceStatus:
-        """The status as the API server holds it; empty where it cannot be read."""
+        """The status as the API server holds it, without the blocks that another release wrote and this can't read."""
+        held = self.body.get("status") or {}
         try:
-            return LLMServiceStatus.model_validate(self.body.get("status") or {})
-        except ValidationError:
-            return LLMServiceStatus()
+            return LLMServiceStatus.model_validate(held)
+        except ValidationError as error:
+            unreadable = {fault["loc"][0] for fault in error.errors()}
+            return LLMServiceStatus.model_validate(
+                {name: block for name, block in held.items() if name not in unreadable}
+            )
 
     def ready_pods(self) -> list[PodFacts]:
         """Pods whose admin port can be asked, by name."""
         return sorted((pod for pod in self.pods.values() if pod.can_be_patched), key=lambda pod: pod.name)
 
+    def give_up_calls(self) -> None:
+        """End the calls to pods that are under way."""
+        for flight in self.flights.values():
+            flight.task.cancel()
+        self.flights.clear()
+
     def take_body(self, body: Manifest) -> None:
         """Take over a newer object; a watch may deliver an older one after our own write was answered."""
-        if _version(body) >= _version(self.body):
+        if version_of(body) >= version_of(self.body):
             self.body = body
 
     def pods_in_sync(self) -> list[str]:
@@ -179,12 +209,6 @@ class ServiceRecord:
             and ack.epoch == desired.epoch
             and ack.incarnation == pod.incarnation
         ]
-
-
-def _version(body: Manifest) -> int:
-    """The resource version as a number: of one kind they are ordered, 0 where the server's are opaque."""
-    version = str(body["metadata"].get("resourceVersion", ""))
-    return int(version) if version.isdigit() else 0
 
 
 class Directory:
@@ -210,15 +234,22 @@ class Directory:
         meta = body["metadata"]
         key = ServiceKey(meta["namespace"], meta["name"])
         record = self._records.get(key)
-        if record is None or record.body["metadata"].get("uid") != meta.get("uid"):
+        if record is None or record.uid != meta.get("uid"):
+            # What is said of two objects of one name comes in any order: late news of the old one says nothing.
+            if record is not None and version_of(body) < version_of(record.body):
+                return record
             self.drop(key)
             record = self._records[key] = ServiceRecord(key, body)
         else:
             record.take_body(body)
         return record
 
-    def drop(self, key: ServiceKey) -> None:
-        """The service is gone; a visit that is under way ends without a write."""
-        record = self._records.pop(key, None)
-        if record is not None:
-            record.is_gone = True
+    def drop(self, key: ServiceKey, uid: str = "") -> bool:
+        """The service is gone; a visit that is under way ends without a write. False: another has its name now."""
+        record = self._records.get(key)
+        if record is None or uid not in ("", record.uid):
+            return False
+        del self._records[key]
+        record.is_gone = True
+        record.give_up_calls()
+        return True

@@ -38,9 +38,9 @@ class Settings(BaseSettings):
     health_port: Port = 8080
     """Port of /healthz: 200 while every loop is alive."""
     resync_seconds: Seconds = 300.0
-    """Time between two full reconciles of a service, whether or not anything changed."""
+    """Time between two full reconciles of a service, which read everything whether or not anything changed."""
     key_seconds: Seconds = 30.0
-    """Time between two looks at the Secrets with the keys of tenants."""
+    """Time between two looks at the Secrets of services and those with the keys of tenants: no watch tells of them."""
     drift_seconds: Seconds = 60.0
     """Time between two renewals of the lease on live limits; well below spec.retune.leaseSeconds."""
     status_seconds: Seconds = 60.0

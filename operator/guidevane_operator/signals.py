@@ -46,7 +46,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class Invalid:
-    """There is a value that cannot be one: NaN, infinite or negative."""
+    """There is a value that cannot be one: NaN, infinite, negative or absurd."""
 
     what: str
 
@@ -90,6 +90,15 @@ class Signals:
     """Steps by which the guard gives way now, highest pod. Known only if every ready pod says its own."""
     guard_lines: tuple[str, ...] = ()
     """Protection lines that a pod is over now, by their names in spec.slo."""
+
+
+MAX_VALUE = 1e12
+"""No signal is above it. Status holds whole numbers, and a lie that the API server refuses would block all of it."""
+
+
+def fault_of(name: str, value: float) -> Invalid | None:
+    """Why this value cannot be true; None if it can."""
+    return None if 0 <= value <= MAX_VALUE else Invalid(f"{name} is {value:g}")  # no comparison holds for NaN
 
 
 def known_value(signal: Signal, min_samples: float = 0) -> float | None:

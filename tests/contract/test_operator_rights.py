@@ -4,10 +4,12 @@ import base64
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,6 +74,7 @@ def operator(api_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
         health_port = int(probe.getsockname()[1])
     log = folder / "operator.log"
     command = [sys.executable, "-m", "guidevane_operator", f"--health-port={health_port}", "--status-seconds=1"]
+    command += ["--key-seconds=3"]
     environment = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
@@ -125,6 +128,102 @@ def test_a_label_taken_from_the_deployment_is_back_at_once(operator: Running) ->
         return dict(operator.server.request("GET", deployment).body["metadata"]["labels"])
 
     operator.until("the label is back", lambda: labels().get("guidevane.dev/name") == "chat")
+
+
+CHILDREN = [
+    ("/api/v1", "configmaps/chat-limits"),
+    ("/api/v1", "services/chat"),
+    ("/api/v1", "serviceaccounts/chat"),
+    ("/apis/apps/v1", "deployments/chat"),
+    ("/apis/policy/v1", "poddisruptionbudgets/chat"),
+    ("/api/v1", "secrets/chat-admin"),
+    ("/api/v1", "secrets/chat-tenants"),
+]
+"""Group and version, plural and name."""
+
+
+@pytest.mark.parametrize(("root", "child"), CHILDREN, ids=lambda value: value.split("/")[-2])
+def test_a_deleted_child_is_back_without_a_resync(operator: Running, root: str, child: str) -> None:
+    path = f"{root}/namespaces/{NAMESPACE}/{child}"
+    before = operator.server.request("GET", path).body
+    assert operator.server.request("DELETE", path).code == 200
+
+    def is_back() -> bool:
+        now = operator.server.request("GET", path)
+        return bool(now.code == 200 and now.body["metadata"]["uid"] != before["metadata"]["uid"])
+
+    operator.until(f"{child} is back", is_back)
+    after = operator.server.request("GET", path).body
+    assert after.get("data") == before.get("data"), "the token is the one that pods know"
+    assert after["metadata"]["ownerReferences"] == before["metadata"]["ownerReferences"]
+
+
+@pytest.mark.parametrize(
+    ("root", "child", "edit"),
+    [
+        ("/api/v1", "configmaps/chat-limits", {"data": {"limits.json": "{}"}}),
+        ("/api/v1", "services/chat", {"spec": {"selector": {"guidevane.dev/name": "other"}}}),
+        ("/apis/apps/v1", "deployments/chat", {"spec": {"progressDeadlineSeconds": 5}}),
+        ("/apis/policy/v1", "poddisruptionbudgets/chat", {"spec": {"maxUnavailable": 2}}),
+        ("/api/v1", "secrets/chat-tenants", {"data": {"tenants.json": None}}),
+    ],
+    ids=lambda value: value.split("/")[-2] if isinstance(value, str) else "",
+)
+def test_an_edited_child_goes_back_to_what_is_declared(
+    operator: Running, root: str, child: str, edit: dict[str, Any]
+) -> None:
+    path = f"{root}/namespaces/{NAMESPACE}/{child}"
+    before = operator.server.request("GET", path).body
+    edited = operator.server.request("PATCH", path, edit, "application/merge-patch+json")
+    assert edited.code == 200, edited.message
+    part = next(iter(edit))
+    operator.until(f"{child} is as it was", lambda: operator.server.request("GET", path).body.get(part) == before[part])
+
+
+def num_writes(operator: Running) -> dict[str, int]:
+    """Writes that the API server took so far, of the kinds that the operator writes."""
+    kinds = {child.split("/")[0] for _, child in CHILDREN} | {"llmservices", "events", "pods"}
+    found = {}
+    for line in operator.kubectl("get", "--raw", "/metrics").splitlines():
+        if line.startswith("apiserver_request_total{") and re.search('verb="(POST|PUT|PATCH|APPLY|DELETE)"', line):
+            resource = re.search('resource="([a-z]+)"', line)
+            if resource and resource[1] in kinds:
+                found[line.rsplit(" ", 1)[0]] = int(float(line.rsplit(" ", 1)[1]))
+    return found
+
+
+def test_a_service_that_nobody_touches_costs_no_write(operator: Running) -> None:
+    def is_quiet() -> bool:
+        before = num_writes(operator)
+        time.sleep(2)
+        return bool(operator.status().get("retune")) and num_writes(operator) == before
+
+    operator.until("the last write is done", is_quiet)
+    before, key_period_s = num_writes(operator), 3
+    assert before
+    time.sleep(3 * key_period_s)  # several looks at the Secrets, which no watch tells of
+    assert num_writes(operator) == before
+
+
+def test_services_of_one_name_in_two_namespaces_do_not_touch_each_other(operator: Running) -> None:
+    operator.kubectl("create", "namespace", "rights-too")
+    operator.kubectl("apply", "-f", "-", stdin=SERVICE | {"metadata": {"name": "chat", "namespace": "rights-too"}})
+
+    def child(namespace: str, path: str) -> dict[str, Any]:
+        return dict(operator.server.request("GET", f"/api/v1/namespaces/{namespace}/{path}").body)
+
+    here = {path: child(NAMESPACE, path) for path in ("secrets/chat-admin", "configmaps/chat-limits")}
+    operator.until("its children are there", lambda: child("rights-too", "services/chat").get("spec"))
+    assert child("rights-too", "secrets/chat-admin")["data"] != here["secrets/chat-admin"]["data"]
+    path = "/apis/guidevane.dev/v1alpha1/namespaces/rights-too/llmservices/chat"
+    owner = operator.server.request("GET", path).body["metadata"]["uid"]
+    operator.kubectl("delete", "configmap", "chat-limits", "-n", "rights-too")
+    operator.until("it is back", lambda: child("rights-too", "configmaps/chat-limits").get("data"))
+
+    assert child("rights-too", "configmaps/chat-limits")["metadata"]["ownerReferences"][0]["uid"] == owner
+    operator.kubectl("delete", "llm", "chat", "-n", "rights-too", "--timeout=10s")
+    assert {path: child(NAMESPACE, path) for path in here} == here
+    assert operator.status()["limits"]["epoch"] == 1
 
 
 def test_a_changed_spec_is_taken_over_and_the_budget_goes(operator: Running) -> None:
@@ -216,6 +315,10 @@ def test_the_operator_is_healthy_and_was_never_forbidden_anything(operator: Runn
         ("delete", "llmservices"),
         ("list", "secrets"),
         ("watch", "secrets"),
+        ("update", "configmaps"),
+        ("delete", "configmaps"),
+        ("delete", "services"),
+        ("delete", "serviceaccounts"),
         ("delete", "secrets"),
         ("delete", "pods"),
         ("create", "pods"),

@@ -1,4 +1,4 @@
-"""Kubernetes quantities as bytes."""
+"""Kubernetes quantities as numbers."""
 
 from decimal import Decimal
 
@@ -16,10 +16,15 @@ _FACTORS = {
 }
 
 
-def to_bytes(quantity: str) -> int:
-    """Bytes of a quantity, as in 512Mi. The API server has checked its form."""
+def to_number(quantity: str) -> Decimal:
+    """The exact value of a quantity, as in 512Mi or 500m. The API server has checked its form."""
     digits = quantity.rstrip("mkKMGTi")
-    return int(Decimal(digits) * _FACTORS[quantity[len(digits) :]])
+    return Decimal(digits) * _FACTORS[quantity[len(digits) :]]
+
+
+def to_bytes(quantity: str) -> int:
+    """Bytes of a quantity, as in 512Mi."""
+    return int(to_number(quantity))
 
 
 def to_flag(num_bytes: int) -> str:

@@ -11,11 +11,10 @@ from guidevane_api.limits import PartialLimits
 from guidevane_api.llmservice import LLMServiceSpec
 from guidevane_api.spec_control import GuardAction, RetuneMode
 from guidevane_api.status import MAX_HISTORY, RetuneMove, RetuneState, RetuneStatus, Verdict
-from guidevane_operator.admin_client import AdminClient
 from guidevane_operator.events import EventRecorder
 from guidevane_operator.kube import ServiceKey
 from guidevane_operator.limits_plan import DesiredLimits
-from guidevane_operator.push import push_limits
+from guidevane_operator.push import LimitsPusher
 from guidevane_operator.record import Directory, ServiceRecord
 from guidevane_operator.retune.decide import decide
 from guidevane_operator.retune.setup import bounds_of, policy_of, targets_of
@@ -55,7 +54,7 @@ class Tuner:
     """Takes one look at a service and moves at most one knob."""
 
     directory: Directory
-    admin: AdminClient
+    pusher: LimitsPusher
     recorder: EventRecorder
     writer: StatusWriter
     clock: Callable[[], float]
@@ -137,7 +136,7 @@ class Tuner:
         self._settle(record, spec, move.direction)
         note = f"{move.knob} {move.from_value} -> {move.to_value}, {move.rule}: {move.evidence}"
         logger.info("limits retuned", extra={"service": record.key.name, "move": note, "epoch": moved.epoch})
-        await push_limits(record, self.admin)
+        await self.pusher.push(record)
         await self.writer.write(record)
         await self.recorder.post(record.body, EventReason.LIMITS_RETUNED, note, f"{move.knob} at epoch {moved.epoch}")
 

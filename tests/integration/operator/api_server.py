@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import attrs
@@ -37,10 +37,15 @@ class ApiServer(kmock.KubernetesEmulator):
 
     status_faults: list[int] = attrs.field(factory=list)
     """Answers to the next PATCHes of a status, oldest first."""
+    child_faults: dict[str, list[int]] = attrs.field(factory=dict)
+    """By plural: answers to the next PATCHes, oldest first."""
+    dies_after: int | None = None
+    """So many writes are still done; the last of them is not answered any more, and then the server is away."""
     away: bool = False
     """Answers 503 to everything."""
     writes: Counter[str] = attrs.field(factory=Counter)
     secret_reads: int = 0
+    watches_begun: int = 0
     versions: Iterator[int] = attrs.field(factory=lambda: itertools.count(100))
 
     async def _handle(self, request: Any) -> web.StreamResponse:
@@ -48,6 +53,9 @@ class ApiServer(kmock.KubernetesEmulator):
             return web.json_response({"kind": "Status", "code": 503, "reason": "ServiceUnavailable"}, status=503)
         if request.method.value in ("POST", "PATCH", "DELETE") and request.resource is not None:
             self.writes[f"{request.method.value} {request.resource.plural}/{request.subresource or ''}"] += 1
+            if self.dies_after is not None:
+                self.dies_after -= 1
+                self.away = self.dies_after <= 0
         if request.method.value == "GET" and request.resource is not None:
             self.secret_reads += request.resource.plural == "secrets"
         if request.method.value == "PATCH" and request.name is not None:
@@ -58,10 +66,24 @@ class ApiServer(kmock.KubernetesEmulator):
             return self._list(request)
         return await super()._handle(request)
 
+    async def _serve_watch(self, request: Any) -> AsyncIterator[Any]:
+        """Subscribe, then tell what is there: kmock does it the other way round, and what comes in between is lost."""
+        yield b""
+        mark = await self._buses[request.resource].mark()
+        there = [o.raw for (found, _, _), o in self.objects.items() if found == request.resource and not o.deleted]
+        self.watches_begun += 1
+        for body in there:
+            yield {"type": "ADDED", "object": body}
+        async for event in mark:
+            yield event
+
     async def _patch(self, request: Any) -> web.StreamResponse:
         if request.subresource == "status" and self.status_faults:
             status = self.status_faults.pop(0)
             return web.json_response({"kind": "Status", "code": status, "reason": "Injected"}, status=status)
+        faults = self.child_faults.get(request.resource.plural)
+        if faults:
+            return web.json_response({"kind": "Status", "message": "injected"}, status=faults.pop(0))
         key = (request.resource, request.namespace, request.name)
         before = self._stored(key)
         is_apply = "apply-patch" in request.headers["Content-Type"]
@@ -77,6 +99,8 @@ class ApiServer(kmock.KubernetesEmulator):
             self._store(key, after)
             kind = "MODIFIED" if before else "ADDED"
             await self._buses[request.resource].put({"type": kind, "object": after})
+        if self.away:
+            return web.json_response({"kind": "Status", "code": 504, "reason": "Timeout"}, status=504)
         return web.json_response(after)
 
     def _store(self, key: Any, body: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from aiohttp import web
 from guidevane_api.admin import LimitsPatch, LimitsSource, LimitsView
 from guidevane_api.limits import Envelope, SchedulerLimits
 from guidevane_operator.app import GuidevaneOperator
-from guidevane_operator.handlers import build_registry
+from guidevane_operator.handlers import WATCHED_CHILDREN, build_registry
 from guidevane_operator.kube import load_configuration
 from guidevane_operator.settings import Settings
 from tests.integration.operator.api_server import KINDS, LLM, VERBS, ApiServer
@@ -141,10 +141,6 @@ class Cluster:
 
         registry = build_registry(start)
 
-        @kopf.on.startup(registry=registry)
-        def end_at_once(settings: kopf.OperatorSettings, **_: Any) -> None:
-            settings.watching.server_timeout = settings.watching.client_timeout = 1
-
         # A loop of its own: at its end kopf cancels every task of the loop it ran in.
         self._stop, ready = threading.Event(), threading.Event()
         coroutine = kopf.operator(
@@ -155,9 +151,12 @@ class Cluster:
             ready_flag=ready,
             liveness_endpoint=f"http://127.0.0.1:{self.health_port}/healthz" if self.health_port else None,
         )
+        begun = self.api.watches_begun
         self._thread = threading.Thread(target=asyncio.run, args=(coroutine,))
         self._thread.start()
         assert await asyncio.to_thread(ready.wait, 60), "the operator does not start"
+        watches = 2 + len(WATCHED_CHILDREN)  # services and pods too
+        await self.until(lambda: self.api.watches_begun >= begun + watches)
 
     async def stop_operator(self) -> None:
         if self._thread is not None and self._stop is not None:

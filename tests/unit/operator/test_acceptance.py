@@ -15,6 +15,19 @@ def test_a_minimal_spec_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
+    "blocks",
+    [
+        {"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1024Mi"}}},
+        {"envelope": {"kvCacheMemory": "40Gi"}, "resources": {"gpu": {}, "limits": {"memory": "16Gi"}}},
+        {"envelope": {"kvCacheMemory": "4Gi"}},
+    ],
+    ids=["equal", "cache on the GPU", "no limit"],
+)
+def test_resources_that_fit_are_accepted(blocks: dict[str, Any]) -> None:
+    assert isinstance(accept({"model": MODEL} | blocks), Accepted)
+
+
+@pytest.mark.parametrize(
     ("spec", "reason", "field"),
     [
         ({}, Reason.INVALID_SPEC, "spec.model"),
@@ -27,6 +40,21 @@ def test_a_minimal_spec_is_accepted() -> None:
             {"model": MODEL, "tenancy": {"tenants": [{"name": "a"}, {"name": "b"}]}},
             Reason.INVALID_SPEC,
             "spec.tenancy.tenants: a and b have no keySecretRef; only one may",
+        ),
+        (
+            {"model": MODEL, "resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "1Gi"}}},
+            Reason.INVALID_SPEC,
+            "spec.resources.requests.memory is 8Gi, above spec.resources.limits.memory 1Gi",
+        ),
+        (
+            {"model": MODEL, "resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": "1"}}},
+            Reason.INVALID_SPEC,
+            "spec.resources.requests.cpu is 1500m, above spec.resources.limits.cpu 1",
+        ),
+        (
+            {"model": MODEL, "envelope": {"kvCacheMemory": "4Gi"}, "resources": {"limits": {"memory": "4096Mi"}}},
+            Reason.INVALID_SPEC,
+            "spec.envelope.kvCacheMemory is 4Gi, not below spec.resources.limits.memory 4096Mi",
         ),
     ],
 )

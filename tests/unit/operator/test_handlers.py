@@ -16,7 +16,7 @@ async def never() -> Any:
 def test_every_handler_runs_in_the_event_loop_never_in_a_thread() -> None:
     registry = build_registry(never)
     handlers = [*registry._activities.get_all_handlers(), *registry._watching.get_all_handlers()]
-    assert len(handlers) >= 7
+    assert len(handlers) >= 11
     assert [handler.id for handler in handlers if not inspect.iscoroutinefunction(handler.fn)] == []
 
 
@@ -31,11 +31,20 @@ def test_an_outage_of_any_length_does_not_end_the_operator() -> None:
         assert set(first[len(BACKOFFS_S) :]) == {BACKOFFS_S[-1]}
 
 
-def test_only_pods_and_deployments_of_services_are_watched() -> None:
+def test_pods_and_children_of_services_are_watched_and_no_secret_is() -> None:
     settings = kopf.OperatorSettings()
     configure(settings)
     assert set(settings.watching.label_selectors.values()) == {"guidevane.dev/name"}
-    assert len(settings.watching.label_selectors) == 2
+    watched = {handler.selector.any_name for handler in build_registry(never)._watching.get_all_handlers()}
+    assert watched - {"llmservices", None} == {
+        "pods",
+        "configmaps",
+        "deployments",
+        "poddisruptionbudgets",
+        "serviceaccounts",
+        "services",
+    }
+    assert len(settings.watching.label_selectors) == 6
 
 
 def test_an_operator_that_waits_for_its_crd_is_not_restarted() -> None:

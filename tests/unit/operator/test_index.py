@@ -55,3 +55,29 @@ def test_a_service_made_again_under_its_name_starts_afresh() -> None:
     assert directory.get(KEY) is new
     directory.drop(KEY)
     assert directory.get(KEY) is None
+
+
+def test_late_news_of_the_old_object_does_not_take_the_new_one_away() -> None:
+    """Kopf has a worker for each object: the end of the old one may come after the beginning of the new one."""
+    directory = Directory()
+    directory.put(body(5, 50))
+    new = directory.put(body(1, 60, uid="u2"))
+    assert directory.put(body(6, 55)) is new
+    assert not directory.drop(KEY, "u1")
+    assert directory.get(KEY) is new
+    assert directory.drop(KEY, "u2")
+    assert directory.get(KEY) is None
+
+
+def test_a_block_of_status_that_another_release_wrote_costs_no_other_block() -> None:
+    novel = {"state": "Novel", "history": [{"knob": "x", "from": 1, "to": 2, "rule": "r"}] * 9}
+    limits = {"epoch": 7, "desired": {"maxNumSeqs": 3}, "source": "Retune"}
+    status = {
+        "retune": novel,
+        "limits": limits,
+        "conditions": [{"type": "Ready", "status": "Maybe"}],
+        "reason": "Ready",
+    }
+    read = Directory().put(body(1, 10) | {"status": status}).status
+    assert read.limits is not None
+    assert (read.limits.epoch, read.reason, read.retune, read.conditions) == (7, "Ready", None, None)

@@ -159,3 +159,27 @@ def test_a_pulse_tells_what_is_wrong() -> None:
     clock.now_s += HUNG_S + 1
     pulse.tick()
     assert pulse.fault(60) == "hangs in demo/a"
+
+
+async def test_a_service_gets_its_turn_however_many_slow_ones_there_are() -> None:
+    """Visits take 5 s of a period of 15 s: more services than the loop can serve in time, and none is left out."""
+    clock, made = Clock(), []
+    keys = [ServiceKey("demo", f"slow-{number}") for number in range(100)]
+
+    async def visit(key: ServiceKey) -> None:
+        made.append(key)
+        ends_s = clock() + 5
+        while clock() < ends_s:  # noqa: ASYNC110 - the clock is moved by hand
+            await asyncio.sleep(0)
+
+    loop = Loop("observe", lambda: keys, lambda _: 15.0, visit, clock, tick_s=0)
+    task = asyncio.create_task(loop.run())
+    for _ in range(200):
+        clock.now_s += 0.5
+        for _ in range(8):
+            await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    counts = [made.count(key) for key in keys]
+    assert min(counts) > max(counts) // 2, sorted(counts)  # first turns are spread at random

@@ -93,6 +93,17 @@ def test_a_restart_starts_the_window_afresh() -> None:
     assert signals_of([pod.ring], 1).finished == Known(4.0, 0.0, None)
 
 
+def test_a_restart_shows_although_every_counter_is_past_its_old_value() -> None:
+    pod = Pod()
+    pod.serve(5, ttft_s=0.05)
+    pod.scrape()
+    pod.restart()
+    pod.serve(6, ttft_s=0.9)
+    pod.scrape()
+    assert isinstance(signals_of([pod.ring], 1).finished, Absent)
+    assert isinstance(signals_of([pod.ring], 1).ttft_p95_ms, Absent)
+
+
 def test_gauges_are_highest_cache_mean_of_running_peaks_and_sum_of_waiting_peaks() -> None:
     pods = Pod(), Pod()
     for pod, (kv, running, waiting) in zip(pods, ((0.2, 6, 3), (0.8, 2, 1)), strict=True):
