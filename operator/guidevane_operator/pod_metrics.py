@@ -17,7 +17,7 @@ from yarl import URL
 
 from guidevane_api.status import MetricsState
 from guidevane_operator.answers import read_body
-from guidevane_operator.prometheus import GUARD_LEVEL_METRIC, GUARD_LINE_METRIC, QUANTILES, Target, slo_fields
+from guidevane_operator.prometheus import GUARD_LEVEL_METRIC, GUARD_LINE_METRIC, OFFLINE, QUANTILES, Target, slo_fields
 from guidevane_operator.signals import Absent, Known, Partial, Signal, Signals, fault_of
 
 KV_USE, RUNNING, WAITING = "vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"
@@ -74,7 +74,8 @@ def read_scrape(text: str, at_s: float) -> Scrape:
                 if sample.labels.get("finished_reason", FINISHED[0]) in FINISHED:
                     counters[name] += sample.value
             elif name.removesuffix("_bucket") in HISTOGRAMS and "le" in sample.labels:
-                buckets[family.name][float(sample.labels["le"])] += sample.value
+                is_awaited = sample.labels.get("class") != OFFLINE
+                buckets[family.name][float(sample.labels["le"])] += sample.value if is_awaited else 0.0
     merged = {name: dict(found) for name, found in buckets.items()}
     return Scrape(at_s, gauges, dict(counters), merged, frozenset(lines))
 

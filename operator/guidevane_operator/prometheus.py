@@ -95,6 +95,10 @@ SLO_FIELDS = {
 }
 """Protection lines as the runtime labels them -> fields of spec.slo."""
 
+OFFLINE = "offline"
+"""Class of requests that nobody waits for: their latencies are long by design, and break no SLO."""
+AWAITED = f',class!="{OFFLINE}"'
+
 GAUGE_FOR_FRESHNESS = "vllm:num_requests_running"
 """Present from a runtime's first scrape on, traffic or none."""
 
@@ -109,7 +113,7 @@ def build_query(target: Target) -> str:
         return f"sum({ONE_JOB} (increase({series}{{{selector}{more}}}{window})))"
 
     def quantile(q: str, histogram: str) -> str:
-        rates = f"{ONE_JOB} (rate({histogram}_bucket{{{selector}}}{window}))"
+        rates = f"{ONE_JOB} (rate({histogram}_bucket{{{selector}{AWAITED}}}{window}))"
         return f"1000 * histogram_quantile({q}, sum by (le) ({rates}))"
 
     level = f"{GUARD_LEVEL_METRIC}{{{selector}}}"
@@ -128,7 +132,7 @@ def build_query(target: Target) -> str:
     }
     for name, (q, histogram) in QUANTILES.items():
         expressions[name] = quantile(q, histogram)
-        expressions[name + SAMPLES] = increase(histogram + "_count")
+        expressions[name + SAMPLES] = increase(histogram + "_count", AWAITED)
     return " or ".join(f'label_replace({body}, "signal", "{name}", "", "")' for name, body in expressions.items())
 
 

@@ -94,6 +94,11 @@ class ServerMetrics:
         family = Counter(name, text, (*_LABELS, label), registry=self.registry)
         return {str(value): family.labels(**self._labels, **{label: str(value)}) for value in values}
 
+    def latencies(self, name: str, text: str, buckets: Iterable[float]) -> dict[RequestClass, Histogram]:
+        """One histogram per class: nobody waits for offline work, so no SLO is judged by it."""
+        family = Histogram(name, text, (*_LABELS, "class"), buckets=tuple(buckets), registry=self.registry)
+        return {kind: family.labels(**self._labels, **{"class": str(kind)}) for kind in RequestClass}
+
     def histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         family = Histogram(name, text, _LABELS, buckets=tuple(buckets), registry=self.registry)
         return family.labels(**self._labels)
@@ -129,7 +134,7 @@ class ServerMetrics:
         )
 
     def _make_latencies(self) -> None:
-        make = self.histogram
+        make = self.latencies
         self._ttft = make("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
         self._itl = make("vllm:inter_token_latency_seconds", "Gap between two outputs of a request.", ITL_BUCKETS)
         self._tpot = make("vllm:request_time_per_output_token_seconds", "Mean gap of a request.", ITL_BUCKETS)
@@ -138,10 +143,10 @@ class ServerMetrics:
         self._inference = make("vllm:request_inference_time_seconds", "First step to last token.", LATENCY_BUCKETS)
         self._prefill = make("vllm:request_prefill_time_seconds", "First step to first token.", LATENCY_BUCKETS)
         self._decode = make("vllm:request_decode_time_seconds", "First to last token.", LATENCY_BUCKETS)
-        self._iteration = make("vllm:iteration_tokens_total", "Tokens of a step.", ITERATION_BUCKETS)
 
     def _make_ours(self) -> None:
         self._step = self.histogram("guidevane_step_seconds", "Duration of a step.", STEP_BUCKETS)
+        self._iteration = self.histogram("vllm:iteration_tokens_total", "Tokens of a step.", ITERATION_BUCKETS)
         self._limit = Gauge(
             "guidevane_limit", "Live limits: asked for and obeyed.", (*_LABELS, "name", "kind"), registry=self.registry
         )
@@ -273,17 +278,18 @@ class ServerMetrics:
     def request_ended(self, times: RequestTimes, choice: Choice, outcome: str, now_s: float) -> None:
         """The one end of an accepted request."""
         self._success[outcome].inc()
-        self._e2e.observe(now_s - times.arrival_s)
+        kind = times.request_class
+        self._e2e[kind].observe(now_s - times.arrival_s)
         self._lengths.generation.observe(choice.num_tokens)
         first, last, scheduled = times.first_token_s, times.last_token_s, times.first_scheduled_s
         if first is None or last is None:
             return
-        self._decode.observe(last - first)
+        self._decode[kind].observe(last - first)
         if choice.num_tokens > 1:
-            self._tpot.observe((last - first) / (choice.num_tokens - 1))
+            self._tpot[kind].observe((last - first) / (choice.num_tokens - 1))
         if scheduled is not None:
-            self._inference.observe(max(0.0, last - scheduled))
-            self._prefill.observe(max(0.0, first - scheduled))
+            self._inference[kind].observe(max(0.0, last - scheduled))
+            self._prefill[kind].observe(max(0.0, first - scheduled))
 
     def rejected(self, reason: Rejection, tenant: str | None = None) -> None:
         """tenant: None while nobody knows whose request it was."""
@@ -337,9 +343,11 @@ class ServerMetrics:
         self._estimate = None
         self._estimated_max_num_seqs.clear()
 
-    def _observe(self, histogram: Histogram, line: Line, seconds: float, request_class: RequestClass) -> None:
-        """Nobody waits for offline work: it is counted, and the guard protects no latency of it."""
-        histogram.observe(seconds)
+    def _observe(
+        self, latencies: dict[RequestClass, Histogram], line: Line, seconds: float, request_class: RequestClass
+    ) -> None:
+        """The guard hears of latencies that somebody waits for."""
+        latencies[request_class].observe(seconds)
         if request_class is RequestClass.INTERACTIVE:
             self.on_sample(line, seconds * 1000)
 

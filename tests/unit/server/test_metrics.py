@@ -13,6 +13,7 @@ from guidevane_runtime.core.messages import (
     SamplingParams,
     StepReport,
 )
+from guidevane_runtime.core.tenants import RequestClass
 from guidevane_runtime.server.choices import Choice
 from guidevane_runtime.server.metrics import RequestTimes, ServerMetrics, count_buckets
 from guidevane_runtime.server.text.tokenizer import Tokenizer
@@ -34,10 +35,19 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
     return found
 
 
-def run_request(metrics: ServerMetrics, tokenizer: Tokenizer, token_times_s: list[float]) -> None:
+def latency(metrics: ServerMetrics, name: str, request_class: RequestClass = RequestClass.INTERACTIVE) -> float:
+    return value(metrics, name, **{"class": str(request_class)})
+
+
+def run_request(
+    metrics: ServerMetrics,
+    tokenizer: Tokenizer,
+    token_times_s: list[float],
+    request_class: RequestClass = RequestClass.INTERACTIVE,
+) -> None:
     """Arrives at 10, first step at 11, then one token at each time."""
     choice = Choice(0, (1, 2, 3), SamplingParams(max_tokens=9, seed=1), tokenizer)
-    times = RequestTimes(arrival_s=10.0)
+    times = RequestTimes(arrival_s=10.0, request_class=request_class)
     metrics.request_accepted(3, 9)
     for i, now_s in enumerate(token_times_s):
         reason = FinishReason.LENGTH if i == len(token_times_s) - 1 else None
@@ -73,21 +83,30 @@ def test_every_series_that_a_router_reads_is_there_from_the_start(metrics: Serve
 
 def test_one_ttft_per_request_and_one_itl_per_gap(metrics: ServerMetrics, tokenizer: Tokenizer) -> None:
     run_request(metrics, tokenizer, [13.0, 13.5, 14.5])
-    assert value(metrics, "vllm:time_to_first_token_seconds_count") == 1
-    assert value(metrics, "vllm:time_to_first_token_seconds_sum") == 3.0
-    assert value(metrics, "vllm:inter_token_latency_seconds_count") == 2
-    assert value(metrics, "vllm:inter_token_latency_seconds_sum") == 1.5
-    assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == 0.75
+    assert latency(metrics, "vllm:time_to_first_token_seconds_count") == 1
+    assert latency(metrics, "vllm:time_to_first_token_seconds_sum") == 3.0
+    assert latency(metrics, "vllm:inter_token_latency_seconds_count") == 2
+    assert latency(metrics, "vllm:inter_token_latency_seconds_sum") == 1.5
+    assert latency(metrics, "vllm:request_time_per_output_token_seconds_sum") == 0.75
+
+
+def test_latencies_of_offline_work_are_told_apart(metrics: ServerMetrics, tokenizer: Tokenizer) -> None:
+    run_request(metrics, tokenizer, [13.0, 13.5, 14.5], RequestClass.OFFLINE)
+    page = [sample for family in metrics.registry.collect() for sample in family.samples if "class" in sample.labels]
+    seen = {(s.name, s.labels["class"]): s.value for s in page if s.name.endswith("_count")}
+    assert len(seen) == 2 * 8
+    assert {kind for (_, kind), count in seen.items() if count} == {"offline"}
+    assert min(count for (_, kind), count in seen.items() if kind == "offline") == 1
 
 
 def test_times_of_a_request_add_up(metrics: ServerMetrics, tokenizer: Tokenizer) -> None:
     run_request(metrics, tokenizer, [13.0, 13.5, 14.5])
     sums = {
-        name: value(metrics, f"vllm:request_{name}_time_seconds_sum")
+        name: latency(metrics, f"vllm:request_{name}_time_seconds_sum")
         for name in ("queue", "prefill", "decode", "inference")
     }
     assert sums == {"queue": 1.0, "prefill": 2.0, "decode": 1.5, "inference": 3.5}
-    assert value(metrics, "vllm:e2e_request_latency_seconds_sum") >= sums["queue"] + sums["inference"]
+    assert latency(metrics, "vllm:e2e_request_latency_seconds_sum") >= sums["queue"] + sums["inference"]
 
 
 def test_prompt_tokens_count_once_and_output_tokens_as_they_come(metrics: ServerMetrics, tokenizer: Tokenizer) -> None:
@@ -100,7 +119,7 @@ def test_prompt_tokens_count_once_and_output_tokens_as_they_come(metrics: Server
 def test_a_request_without_a_token_has_no_ttft(metrics: ServerMetrics, tokenizer: Tokenizer) -> None:
     choice = Choice(0, (1,), SamplingParams(max_tokens=9, seed=1), tokenizer)
     metrics.request_ended(RequestTimes(arrival_s=10.0), choice, "abort", 12.0)
-    assert value(metrics, "vllm:time_to_first_token_seconds_count") == 0
+    assert latency(metrics, "vllm:time_to_first_token_seconds_count") == 0
     assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 1
 
 
@@ -168,7 +187,7 @@ def test_counters_go_on_over_an_engine_that_counts_from_zero(metrics: ServerMetr
 def test_buckets_have_an_edge_at_the_default_slo_and_at_small_values(
     metrics: ServerMetrics, family: str, edge: str
 ) -> None:
-    assert value(metrics, f"{family}_bucket", le=edge) == 0
+    assert value(metrics, f"{family}_bucket", le=edge, **{"class": "interactive"}) == 0
 
 
 def test_count_buckets_are_1_2_5_decades() -> None:
