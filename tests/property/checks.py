@@ -150,7 +150,7 @@ class Step:
         assert not any(request.blocks.block_ids for request in self.waiting)
 
     def check_slack(self) -> None:
-        """Prefill beside decodes is what the ITL target, or a nearer deadline, has time for."""
+        """Prefill beside decodes is what the ITL target, or a nearer deadline of a last token, has time for."""
         before, ran_before = self.before, {request.request_id for request in self.before.turns}
         decodes = [seq for seq in self.batch.seqs if seq.is_decode and seq.request_id in ran_before]
         if before.itl_s is None or before.costs is None or not decodes or self.num_prefill_tokens <= NUM_UNCUT_TOKENS:
@@ -159,7 +159,7 @@ class Step:
         decode_s, prefill_s = (
             before.costs.seconds(load_of(ScheduledBatch(0, tuple(seqs), 0))) for seqs in (decodes, prefills)
         )
-        aim_s = min(0.9 * before.itl_s, *(self._deadline_s(seq.request_id) - self.now_s for seq in decodes))
+        aim_s = min(0.9 * before.itl_s, *(self._last_token_due_s(seq.request_id) - self.now_s for seq in decodes))
         assert prefill_s - before.costs.step_s <= max(aim_s - decode_s, 0.1 * aim_s) + 1e-9
 
     def check_places(self) -> None:
@@ -237,10 +237,12 @@ class Step:
     def _running_of(self, tenant: str) -> int:
         return sum(request.submit.tenant == tenant for request in self.running)
 
-    def _deadline_s(self, request_id: str) -> float:
+    def _last_token_due_s(self, request_id: str) -> float:
+        """Its deadline if its next token is its last; before that it binds no step."""
         request = self.scheduler.live(request_id)
         assert request, "a step has a sequence of somebody who has ended"
-        return inf if request.submit.deadline_s is None else request.submit.deadline_s
+        is_last = request.num_tokens + 1 == request.max_num_tokens
+        return inf if request.submit.deadline_s is None or not is_last else request.submit.deadline_s
 
 
 def _is_offline(request: Request) -> bool:

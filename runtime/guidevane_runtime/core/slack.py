@@ -58,8 +58,12 @@ class PrefillSlack:
 
     @cached_property
     def aim_s(self) -> float:
-        """How long the step may take. A decode whose own deadline is nearer than the target has no more slack."""
-        return min(AIM * self._target_s, min(map(deadline_of, self._decodes)) - self._now_s)
+        """How long the step may take: less than the target for a last token whose deadline is nearer.
+
+        A deadline is for the whole answer; to the tokens before the last it leaves more time than the target does.
+        """
+        last = (deadline_of(request) for request in self._decodes if request.num_tokens + 1 == request.max_num_tokens)
+        return min(AIM * self._target_s, min(last, default=inf) - self._now_s)
 
     @cached_property
     def _decode_s(self) -> float:

@@ -18,9 +18,9 @@ COSTS = CostModel(step_s=0.005, prefill_token_s=1e-4, decode_s=1e-4, kv_token_s=
 TARGET_S = 0.05
 
 
-def decode(num_tokens: int = 10, deadline_s: float | None = None) -> Request:
-    submit = Submit("d", (1,) * num_tokens, SamplingParams(8, seed=0), 0.0, deadline_s=deadline_s)
-    request = Request(submit, num_tokens + 8, BlockPool(1, 16).table())
+def decode(num_tokens: int = 10, deadline_s: float | None = None, num_left: int = 8) -> Request:
+    submit = Submit("d", (1,) * num_tokens, SamplingParams(num_left, seed=0), 0.0, deadline_s=deadline_s)
+    request = Request(submit, num_tokens + num_left, BlockPool(1, 16).table())
     request.num_computed_tokens = num_tokens - 1
     return request
 
@@ -66,11 +66,17 @@ def test_the_least_number_of_tokens_is_for_all_prefills_of_a_step_together() -> 
     assert (slack.affordable(0, 100), slack.affordable(0, 4)) == (MIN_PREFILL_TOKENS - 6, 4)
 
 
-def test_a_decode_whose_deadline_is_nearer_than_the_target_has_less_slack() -> None:
-    far = PrefillSlack(COSTS, TARGET_S, [decode(), decode(deadline_s=9.0)], 0.0)
-    near = PrefillSlack(COSTS, TARGET_S, [decode(), decode(deadline_s=9.0)], 8.98)
+def test_a_last_token_whose_deadline_is_nearer_than_the_target_has_less_slack() -> None:
+    decodes = [decode(), decode(deadline_s=9.0, num_left=1)]
+    far, near = PrefillSlack(COSTS, TARGET_S, decodes, 0.0), PrefillSlack(COSTS, TARGET_S, decodes, 8.98)
     assert (far.aim_s, near.aim_s) == (AIM * TARGET_S, pytest.approx(0.02))
     assert near.affordable(0, 10_000) < far.affordable(0, 10_000)
+
+
+def test_a_deadline_that_the_next_token_does_not_meet_takes_no_slack() -> None:
+    """With one of many about to pass at any time prefills would get a tenth of each step for nobody's sake."""
+    slack = PrefillSlack(COSTS, TARGET_S, [decode(deadline_s=9.0, num_left=2)], 8.98)
+    assert slack.aim_s == AIM * TARGET_S
 
 
 # ------------------------------------------------------------------------------------------------ in the scheduler
