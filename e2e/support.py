@@ -239,7 +239,9 @@ def install_guidevane(say: Callable[[str], None]) -> None:
     """CRD, operator and Prometheus from manifests/, applied and waited for."""
     say("CRD and operator (manifests/base)")
     kubectl("apply", "--server-side", "--force-conflicts", "-k", str(REPO / "manifests/base"))
-    kubectl("wait", "--for=condition=Established", "crd/llmservices.guidevane.dev", "--timeout=60s", timeout_s=70)
+    # kubectl wait fails at once on a CRD that has no conditions yet.
+    established = ("wait", "--for=condition=Established", "crd/llmservices.guidevane.dev", "--timeout=5s")
+    wait_for("the CRD is established", lambda: kubectl(*established))
     say("Prometheus (manifests/monitoring)")
     kubectl("apply", "--server-side", "--force-conflicts", "-k", str(REPO / "manifests/monitoring"))
     for namespace in (SYSTEM_NAMESPACE, MONITORING_NAMESPACE):
