@@ -67,7 +67,7 @@ class GuidevaneOperator:
         prometheus = PrometheusClient(self._session, settings.prometheus_timeout_seconds)
         self._settings, self._recorder = settings, recorder
         pusher = LimitsPusher(admin, clock, self.queue.add)
-        keeper = ChildKeeper(self._kube, recorder, clock)
+        keeper = ChildKeeper(self._kube, recorder, clock, self.queue.add)
         self._reconciler = Reconciler(
             self.directory, self._kube, pusher, recorder, writer, keeper, settings.runtime_image
         )

@@ -6,7 +6,7 @@ which order our own writes, their echoes and the edits of others arrive. The led
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -108,6 +108,12 @@ class ChildLedger:
         """A child was applied, and the API server answered how it is now."""
         child = self.expect(key)
         child.digest, child.version, child.content = digest, version_of(answer), content_of(answer)
+        if child.seen is not None and child.seen.version <= child.version:
+            child.seen = None  # the answer is as new
+
+    def keep_only(self, wanted: Container[ChildKey]) -> None:
+        """Other children are not declared any more: whatever becomes of them is no news."""
+        self.children = {key: child for key, child in self.children.items() if key in wanted}
 
     def withdraw(self, key: ChildKey) -> None:
         """A child is not wanted, and is not there any more."""
