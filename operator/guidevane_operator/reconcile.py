@@ -186,6 +186,7 @@ class Reconciler:
         Under a refused spec the accepted one before it goes on to hold.
         """
         if record.spec is None:
+            await self._read_token(record)  # what stands is pushed on
             return
         context = await self._context(record)
         record.revision = revision_of(context)
@@ -215,15 +216,21 @@ class Reconciler:
         """Read what is kept in Secrets, if that is due: by name, so that no watch or list of Secrets is needed."""
         if record.token and not record.secrets_are_due:
             return
-        for suffix in ("admin", "tenants"):
-            key = ChildKey("Secret", f"{record.key.name}-{suffix}")
-            found = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(record.key.namespace, key.name))
-            record.children.check(key, found)
-            if suffix == "admin":
-                # Without a Secret the token stays as it was: pods know no other.
-                record.token = token_in(found or {}) or record.token
+        await self._read_token(record)
+        await self._own_secret(record, "tenants")
         await self._load_tenants(record, tenancy)
         record.secrets_are_due = False
+
+    async def _read_token(self, record: ServiceRecord) -> None:
+        """Read the admin token. Without its Secret it stays as it was: pods know no other."""
+        record.token = token_in(await self._own_secret(record, "admin") or {}) or record.token
+
+    async def _own_secret(self, record: ServiceRecord, suffix: str) -> Manifest | None:
+        """Read one of the service's own Secrets."""
+        key = ChildKey("Secret", f"{record.key.name}-{suffix}")
+        found = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(record.key.namespace, key.name))
+        record.children.check(key, found)
+        return found
 
     async def _load_tenants(self, record: ServiceRecord, tenancy: TenancySpec | None) -> None:
         """Read the tenants' keys, and tell who is locked out now. Only digests are kept."""
@@ -239,9 +246,6 @@ class Reconciler:
 
     async def _push(self, record: ServiceRecord, renew: bool = False) -> None:
         """Bring the limits to the pods; outrun a pod that has seen a later epoch, if nobody else wrote it."""
-        if not record.token:
-            where = ServiceKey(record.key.namespace, f"{record.key.name}-admin")
-            record.token = token_in(await self.kube.try_get(RESOURCES["Secret"], where) or {})
         outcome = await self.pusher.push(record, renew)
         if outcome.fenced_at is not None and await self._outrun(record, outcome.fenced_at):
             outcome = await self.pusher.push(record)
