@@ -123,14 +123,11 @@ class Reconciler:
         """Read the object; False if it is gone, or another by its name is there."""
         held = record.body
         body = await self.kube.try_get(LLM_SERVICES, record.key)
-        if body is None:
-            self.directory.drop(record.key)
-            self.recorder.forget(record.key)
-            return False
-        if body["metadata"].get("uid") != record.uid:
-            self.directory.drop(record.key)
-            self.directory.put(body)  # deleted and made again: the new one starts afresh
-            self.writer.ask_for_pass(record.key)
+        if body is None or body["metadata"].get("uid") != record.uid:
+            self.directory.drop(record.key, record.uid)
+            if body is not None:
+                self.directory.put(body)  # deleted and made again: the new one starts afresh
+                self.writer.ask_for_pass(record.key)
             return False
         if record.body is held:
             record.body = body  # whatever its version says: a restored etcd counts from an earlier one
