@@ -253,12 +253,14 @@ class Reconciler:
 
     async def _outrun(self, record: ServiceRecord, epoch: int) -> bool:
         """A pod holds a later epoch: adopt it if it is in status, else status was lost, and we go above it."""
+        asked = record.desired.epoch if record.desired else 0
         if not await self._refresh(record):
             return False
         desired = record.desired
         if desired is None:
             return False
-        if desired.epoch > epoch:
+        # Another operator's own epoch is adopted as it is: it would outrun ours in turn.
+        if desired.epoch > epoch or asked < desired.epoch == epoch:
             return True
         logger.warning("pod is ahead of status", extra={"service": record.key.name, "epoch": epoch})
         return await self.writer.persist_limits(record, desired.above(epoch))
