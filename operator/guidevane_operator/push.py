@@ -7,6 +7,7 @@ that hangs delays neither other pods, nor the next change of limits, nor other s
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,8 @@ DEFAULT_ADMIN_PORT = EngineSpec().admin_port
 """Admin port of a pod that names none, under a spec that cannot be read."""
 PATIENCE_S = 0.5
 """A round waits so long for answers, seconds: most pods answer between two steps, and status is then written once."""
+BEAT_S = 0.25
+"""Answers that nobody waited for, and pauses that end, make one pass together in this time, seconds."""
 MAX_PAUSE_S = 60.0
 """Longest pause before a pod that did not obey is asked again, seconds."""
 MAX_SILENT_PAUSE_S = 4.0
@@ -66,7 +69,7 @@ class LimitsPusher:
         self._take_answers(record, outcome)
         for flight in record.flights.values():
             if flight in prompt:
-                flight.task.add_done_callback(lambda _: self.ask_for_pass(record.key))
+                flight.task.add_done_callback(lambda _: self._ask_for_pass_in(record.key, 0))
         return outcome
 
     def _drop_departed(self, record: ServiceRecord) -> None:
@@ -141,7 +144,7 @@ class LimitsPusher:
         failures = (same_epoch.failures if same_epoch else 0) + 1
         longest_s = MAX_SILENT_PAUSE_S if is_silent else MAX_PAUSE_S
         pause_s = float(min(longest_s, 2.0 ** min(failures - 1, 10)))
-        asyncio.get_running_loop().call_later(pause_s + 0.01, self.ask_for_pass, record.key)
+        self._ask_for_pass_in(record.key, pause_s + 0.01)
         return Ack(
             flight.incarnation,
             flight.patch.epoch,
@@ -151,6 +154,12 @@ class LimitsPusher:
             failures=failures,
             retry_at_s=self.clock() + pause_s,
         )
+
+    def _ask_for_pass_in(self, key: ServiceKey, delay_s: float) -> None:
+        """Queue a pass for then, together with what the service's other pods ask for about that time."""
+        loop = asyncio.get_running_loop()
+        beat = math.ceil((loop.time() + delay_s) / BEAT_S)
+        loop.call_at(beat * BEAT_S, self.ask_for_pass, key)
 
 
 def _asked(record: ServiceRecord, limits: SchedulerLimits) -> PartialLimits:

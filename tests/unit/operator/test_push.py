@@ -169,3 +169,20 @@ async def test_an_older_call_that_ends_after_a_newer_change_does_not_count_for_i
     await service.round()
     assert [epoch for _, epoch in service.admin.asked] == [1, 2]
     assert service.record.pods_in_sync() == ["chat-0"]
+
+
+async def test_many_silent_pods_of_a_service_ask_for_few_passes(service: Service) -> None:
+    """Whenever each of them fails: a pass looks at all pods."""
+    passes: list[float] = []
+    service.record.pods = {f"chat-{n}": pod(f"10.0.0.{n}", f"chat-{n}") for n in range(100)}
+
+    async def fail_some_time(host: str, port: int, token: str, patch: LimitsPatch) -> PushResult:
+        await asyncio.sleep(int(host.rsplit(".", 1)[1]) / 100)
+        return Unreachable("ClientError")
+
+    service.admin.patch = fail_some_time  # type: ignore[method-assign]
+    service.pusher.ask_for_pass = lambda _: passes.append(asyncio.get_running_loop().time())
+    await service.pusher.push(service.record)
+    await asyncio.sleep(1.0)
+    service.record.give_up_calls()
+    assert 1 <= len(set(map(lambda at: round(at, 2), passes))) <= 6
