@@ -70,7 +70,7 @@ class TunerMemory:
 
 @dataclass
 class ServiceRecord:
-    """One service. Changed by watch handlers (body, pods, deployment) and under `lock` by everything else."""
+    """One service. Changed by watch handlers (body, pods, deployment, children) and under `lock` by everything else."""
 
     key: ServiceKey
     body: Manifest

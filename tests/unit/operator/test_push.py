@@ -185,4 +185,4 @@ async def test_many_silent_pods_of_a_service_ask_for_few_passes(service: Service
     await service.pusher.push(service.record)
     await asyncio.sleep(1.0)
     service.record.give_up_calls()
-    assert 1 <= len(set(map(lambda at: round(at, 2), passes))) <= 6
+    assert 1 <= len({round(at, 2) for at in passes}) <= 6
