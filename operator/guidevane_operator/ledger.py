@@ -102,7 +102,10 @@ class ChildLedger:
 
     def expect(self, key: ChildKey) -> Child:
         """The entry of a child that is about to be applied: from here on its sightings count."""
-        return self.children.setdefault(key, Child())
+        child = self.children.get(key)
+        if child is None or child.digest == WITHDRAWN:
+            child = self.children[key] = Child()
+        return child
 
     def note(self, key: ChildKey, digest: str, answer: Manifest) -> None:
         """A child was applied, and the API server answered how it is now."""
@@ -123,6 +126,11 @@ class ChildLedger:
         """Read every child in the next pass, and look again for one that is not wanted."""
         for child in self.children.values():
             child.in_doubt = True
+
+    def is_withdrawn(self, key: ChildKey) -> bool:
+        """It was seen to, and not put in doubt since, that this child is not there."""
+        child = self.children.get(key)
+        return child is not None and child.digest == WITHDRAWN and not child.in_doubt
 
     def gone(self) -> list[ChildKey]:
         """Children that somebody deleted."""

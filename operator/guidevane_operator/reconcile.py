@@ -79,7 +79,8 @@ class Reconciler:
             await self.writer.write(record)
             if fault is not None:
                 raise fault
-            self._ask_for_another_pass(record)
+            if not record.paused:
+                self._ask_for_another_pass(record)
 
     async def renew(self, key: ServiceKey) -> None:
         """Renew the leases of all pods; a pod that lost its limits gets them again.

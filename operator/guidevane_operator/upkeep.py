@@ -12,7 +12,6 @@ from guidevane_operator.errors import ForeignChildError, KubeError, LeftoverChil
 from guidevane_operator.events import EventRecorder
 from guidevane_operator.kube import RESOURCES, KubeClient, Manifest, ServiceKey
 from guidevane_operator.ledger import (
-    WITHDRAWN,
     Child,
     ChildKey,
     Sighting,
@@ -86,7 +85,7 @@ class ChildKeeper:
             known, found = child.seen, await self._existing(record, key)
             if child.seen is known:  # else a watch brought news meanwhile, and asked for another pass
                 record.children.check(key, found)
-        disturbed, is_new = child.is_disturbed, child.digest in ("", WITHDRAWN)
+        disturbed, is_new = child.is_disturbed, not child.digest
         if child.digest == digest and (not disturbed or self._is_contested(record, key, child)):
             return
         if disturbed or is_new:
@@ -115,8 +114,7 @@ class ChildKeeper:
 
     async def _withdraw(self, record: ServiceRecord, key: ChildKey) -> None:
         """Delete a child that is no longer wanted; somebody else's object of that name stays."""
-        child = record.children.expect(key)
-        if child.digest == WITHDRAWN and not child.in_doubt:
+        if record.children.is_withdrawn(key):
             return
         with contextlib.suppress(ForeignChildError):
             if await self._existing(record, key):

@@ -128,3 +128,17 @@ async def test_an_edit_of_a_child_is_no_reason_to_read_every_secret_but_a_deleti
     assert not record.secrets_are_due
     operator.see_child("ConfigMap", edited | {"metadata": meta | {"resourceVersion": "12"}}, "chat", gone=True)
     assert record.secrets_are_due
+
+
+async def test_a_service_that_is_paused_is_not_tried_again_for_what_stood_in_the_way_before() -> None:
+    async def write(record: Any) -> None:
+        """Status is not what this is about."""
+
+    directory, none = Directory(), SimpleNamespace()
+    paused = body("u1", 10)
+    paused["metadata"]["annotations"] = {"guidevane.dev/paused": "true"}
+    record = directory.put(paused)
+    record.needs_refresh, record.contested = False, "ConfigMap chat-limits was set right 4 times in a row"
+    parts: list[Any] = [directory, none, none, none, SimpleNamespace(write=write), none]
+    await Reconciler(*parts, runtime_image="i").ensure(KEY)
+    assert record.spec is not None
