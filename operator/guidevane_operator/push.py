@@ -67,8 +67,8 @@ class LimitsPusher:
         if waited_for:
             await asyncio.wait(waited_for, timeout=PATIENCE_S)
         self._take_answers(record, outcome)
-        for flight in record.flights.values():
-            if flight in prompt:
+        for flight in prompt:
+            if not flight.task.done():
                 flight.task.add_done_callback(lambda _: self._ask_for_pass_in(record.key, 0))
         return outcome
 
@@ -132,7 +132,7 @@ class LimitsPusher:
                 outcome.corrected.append(name)
 
     def _ack(self, record: ServiceRecord, flight: Flight, result: PushResult, before: Ack | None) -> Ack:
-        """The pod's answer as a fact. One that does not obey is asked again after 1, 2, 4 ... s."""
+        """The pod's answer as a fact. One that does not obey is asked again after 1, 2, 4 ... seconds."""
         if isinstance(result, Accepted):
             view, epoch = result.view, flight.patch.epoch
             if view.epoch == epoch and obeys(view.target, flight.patch.limits):
