@@ -65,9 +65,9 @@ class GuidevaneOperator:
         )
         admin = AdminClient(self._session, settings.admin_timeout_seconds)
         prometheus = PrometheusClient(self._session, settings.prometheus_timeout_seconds)
-        self._settings, self._recorder = settings, recorder
+        self._settings = settings
         pusher = LimitsPusher(admin, clock, self.queue.add)
-        keeper = ChildKeeper(self._kube, recorder, clock)
+        keeper = ChildKeeper(self._kube, recorder, clock, self.queue.add)
         self._reconciler = Reconciler(
             self.directory, self._kube, pusher, recorder, writer, keeper, settings.runtime_image
         )
@@ -105,8 +105,11 @@ class GuidevaneOperator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for key in self.directory:
-            self.directory.drop(key)
+        records = [record for key in self.directory if (record := self.directory.get(key))]
+        calls = [flight.task for record in records for flight in record.flights.values()]
+        for record in records:
+            self.directory.drop(record.key)
+        await asyncio.gather(*calls, return_exceptions=True)
         await self._kube.close()
         await self._session.close()
 
@@ -123,9 +126,10 @@ class GuidevaneOperator:
         if gone:
             if self.directory.drop(key, str(meta.get("uid", ""))):
                 self.queue.forget(key)
-                self._recorder.forget(key)
             return
-        record = self.directory.put(body)
+        before, record = self.directory.get(key), self.directory.put(body)
+        if record is not before:
+            self.queue.forget(key)  # what failed was another service
         # Our own status writes come back through the watch; only what others ask for calls for a pass. It is compared
         # with what the last pass dealt with: the answer to a status write may have brought the new spec in already.
         if record.asked != record.dealt_with:
@@ -160,7 +164,8 @@ class GuidevaneOperator:
             return
         child = ChildKey(kind, body["metadata"]["name"])
         is_news = record.children.see(child, body, gone)
-        record.secrets_are_due |= is_news  # whoever takes children away by label takes Secrets too, and no watch tells
+        # Whoever takes children away by label takes Secrets too, and no watch tells.
+        record.secrets_are_due |= is_news and gone
         known = record.deployment
         is_late = gone and known is not None and known.uid != body["metadata"].get("uid", "")
         if child == ChildKey("Deployment", service) and not is_late:

@@ -11,12 +11,13 @@ from typing import Any
 
 from guidevane_api.conditions import EventReason
 from guidevane_operator.errors import KubeError
-from guidevane_operator.kube import LLM_SERVICES, KubeClient, Manifest, ServiceKey
+from guidevane_operator.kube import LLM_SERVICES, KubeClient, Manifest
 
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 60.0
 """The same reason and subject again within this time is folded into the first."""
+HOUR_S = 3600.0
 MAX_PER_HOUR = 20
 """Events of one service in an hour, at most."""
 MAX_NOTE = 1024
@@ -52,26 +53,25 @@ class EventRecorder:
 
     def __init__(self, kube: KubeClient, clock: Callable[[], float]) -> None:
         self._kube, self._clock = kube, clock
-        self._posted: dict[ServiceKey, _Posted] = {}
+        self._posted: dict[str, _Posted] = {}
+        """By UID of the service; what is older than an hour is forgotten."""
 
     async def post(self, service: Manifest, reason: EventReason, note: str, subject: str = "") -> None:
         """Tell about one transition of `service`. A refused event is logged and forgotten: events are a courtesy."""
-        key = ServiceKey(service["metadata"]["namespace"], service["metadata"]["name"])
-        if not self._admit(key, reason, subject):
+        meta = service["metadata"]
+        if not self._admit(str(meta.get("uid", "")), reason, subject):
             return
         try:
             await self._kube.create_event(build_event(service, reason, note, datetime.now(UTC)))
         except KubeError as error:
-            logger.warning("event not posted", extra={"service": key.name, "reason": reason, "error": str(error)})
+            logger.warning("event not posted", extra={"service": meta["name"], "reason": reason, "error": str(error)})
 
-    def forget(self, key: ServiceKey) -> None:
-        """The service is gone."""
-        self._posted.pop(key, None)
-
-    def _admit(self, key: ServiceKey, reason: EventReason, subject: str) -> bool:
+    def _admit(self, uid: str, reason: EventReason, subject: str) -> bool:
         """Whether this one is neither a repetition nor over the hourly cap."""
-        now, posted = self._clock(), self._posted.setdefault(key, _Posted())
-        while posted.times and now - posted.times[0] > 3600:
+        now = self._clock()
+        self._posted = {of: told for of, told in self._posted.items() if now - told.times[-1] <= HOUR_S}
+        posted = self._posted.setdefault(uid, _Posted())
+        while posted.times and now - posted.times[0] > HOUR_S:
             posted.times.popleft()
         posted.latest = {what: at for what, at in posted.latest.items() if now - at < REPEAT_S}
         if (reason, subject) in posted.latest or len(posted.times) >= MAX_PER_HOUR:

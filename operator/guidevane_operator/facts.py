@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from guidevane_api.llmservice import REVISION_LABEL
 from guidevane_operator.kube import FIELD_MANAGER
@@ -22,6 +22,14 @@ class Termination:
     """Kubelet's word: Error, OOMKilled, Completed."""
     message: str
     """What the process wrote into its termination message, one sentence."""
+
+
+class Incarnation(NamedTuple):
+    """One life of a runtime process, as far as Kubernetes tells them apart."""
+
+    uid: str
+    ip: str
+    restarts: int
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,9 @@ class PodFacts:
         return bool(self.ip) and self.ready and not self.terminating
 
     @property
-    def incarnation(self) -> tuple[str, int]:
-        """Changes whenever the runtime process is another one."""
-        return self.uid, self.restarts
+    def incarnation(self) -> Incarnation:
+        """Changes whenever the runtime process is another one, or is elsewhere."""
+        return Incarnation(self.uid, self.ip, self.restarts)
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,13 @@ import kopf
 
 from guidevane_api.llmservice import GROUP, NAME_LABEL, PLURAL, VERSION
 from guidevane_operator.app import GuidevaneOperator
+from guidevane_operator.kube import RESOURCES
 
 BACKOFFS_S = (1, 1, 2, 3, 5, 8, 13, 21)
 """Pauses between two tries to list or watch, seconds; the last one again and again."""
 
-
-WATCHED_CHILDREN = {
-    "ConfigMap": ("", "v1", "configmaps"),
-    "Deployment": ("apps", "v1", "deployments"),
-    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
-    "Service": ("", "v1", "services"),
-    "ServiceAccount": ("", "v1", "serviceaccounts"),
-}
-"""Kinds of children -> group, version, plural. Not Secrets: a watch would read those of everybody."""
+WATCHED_CHILDREN = {kind: resource.gvr for kind, resource in RESOURCES.items() if kind != "Secret"}
+"""Kinds of children -> where to watch them. Not Secrets: a watch would read those of everybody."""
 
 
 class Backoffs:

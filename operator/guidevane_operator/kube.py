@@ -43,6 +43,12 @@ class Resource(NamedTuple):
     api_version: str
     plural: str
 
+    @property
+    def gvr(self) -> tuple[str, str, str]:
+        """Group, version and plural; the core group is empty."""
+        group, _, version = self.api_version.rpartition("/")
+        return group, version, self.plural
+
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
         """The URL path of a collection, an object or its subresource."""
         root = "/api/" if "/" not in self.api_version else "/apis/"

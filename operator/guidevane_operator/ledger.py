@@ -6,7 +6,7 @@ which order our own writes, their echoes and the edits of others arrive. The led
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -102,12 +102,21 @@ class ChildLedger:
 
     def expect(self, key: ChildKey) -> Child:
         """The entry of a child that is about to be applied: from here on its sightings count."""
-        return self.children.setdefault(key, Child())
+        child = self.children.get(key)
+        if child is None or child.digest == WITHDRAWN:
+            child = self.children[key] = Child()
+        return child
 
     def note(self, key: ChildKey, digest: str, answer: Manifest) -> None:
         """A child was applied, and the API server answered how it is now."""
         child = self.expect(key)
         child.digest, child.version, child.content = digest, version_of(answer), content_of(answer)
+        if child.seen is not None and child.seen.version <= child.version:
+            child.seen = None  # the answer is as new
+
+    def keep_only(self, wanted: Container[ChildKey]) -> None:
+        """Other children are not declared any more: whatever becomes of them is no news."""
+        self.children = {key: child for key, child in self.children.items() if key in wanted}
 
     def withdraw(self, key: ChildKey) -> None:
         """A child is not wanted, and is not there any more."""
@@ -117,6 +126,11 @@ class ChildLedger:
         """Read every child in the next pass, and look again for one that is not wanted."""
         for child in self.children.values():
             child.in_doubt = True
+
+    def is_withdrawn(self, key: ChildKey) -> bool:
+        """It was seen to, and not put in doubt since, that this child is not there."""
+        child = self.children.get(key)
+        return child is not None and child.digest == WITHDRAWN and not child.in_doubt
 
     def gone(self) -> list[ChildKey]:
         """Children that somebody deleted."""

@@ -214,7 +214,12 @@ class WorkQueue:
         previous = self._timers.pop(key, None)
         if previous:
             previous.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self.add, key)
+        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._again, key)
+
+    def _again(self, key: ServiceKey) -> None:
+        """The pause after a failure is over."""
+        del self._timers[key]
+        self.add(key)
 
 
 def _backoff_s(failed: int) -> float:

@@ -79,7 +79,8 @@ class Reconciler:
             await self.writer.write(record)
             if fault is not None:
                 raise fault
-            self._ask_for_another_pass(record)
+            if not record.paused:
+                self._ask_for_another_pass(record)
 
     async def renew(self, key: ServiceKey) -> None:
         """Renew the leases of all pods; a pod that lost its limits gets them again.
@@ -123,14 +124,11 @@ class Reconciler:
         """Read the object; False if it is gone, or another by its name is there."""
         held = record.body
         body = await self.kube.try_get(LLM_SERVICES, record.key)
-        if body is None:
-            self.directory.drop(record.key)
-            self.recorder.forget(record.key)
-            return False
-        if body["metadata"].get("uid") != record.uid:
-            self.directory.drop(record.key)
-            self.directory.put(body)  # deleted and made again: the new one starts afresh
-            self.writer.ask_for_pass(record.key)
+        if body is None or body["metadata"].get("uid") != record.uid:
+            self.directory.drop(record.key, record.uid)
+            if body is not None:
+                self.directory.put(body)  # deleted and made again: the new one starts afresh
+                self.writer.ask_for_pass(record.key)
             return False
         if record.body is held:
             record.body = body  # whatever its version says: a restored etcd counts from an earlier one
@@ -186,6 +184,7 @@ class Reconciler:
         Under a refused spec the accepted one before it goes on to hold.
         """
         if record.spec is None:
+            await self._read_token(record)  # what stands is pushed on
             return
         context = await self._context(record)
         record.revision = revision_of(context)
@@ -215,15 +214,21 @@ class Reconciler:
         """Read what is kept in Secrets, if that is due: by name, so that no watch or list of Secrets is needed."""
         if record.token and not record.secrets_are_due:
             return
-        for suffix in ("admin", "tenants"):
-            key = ChildKey("Secret", f"{record.key.name}-{suffix}")
-            found = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(record.key.namespace, key.name))
-            record.children.check(key, found)
-            if suffix == "admin":
-                # Without a Secret the token stays as it was: pods know no other.
-                record.token = token_in(found or {}) or record.token
+        await self._read_token(record)
+        await self._own_secret(record, "tenants")
         await self._load_tenants(record, tenancy)
         record.secrets_are_due = False
+
+    async def _read_token(self, record: ServiceRecord) -> None:
+        """Read the admin token. Without its Secret it stays as it was: pods know no other."""
+        record.token = token_in(await self._own_secret(record, "admin") or {}) or record.token
+
+    async def _own_secret(self, record: ServiceRecord, suffix: str) -> Manifest | None:
+        """Read one of the service's own Secrets."""
+        key = ChildKey("Secret", f"{record.key.name}-{suffix}")
+        found = await self.kube.try_get(RESOURCES["Secret"], ServiceKey(record.key.namespace, key.name))
+        record.children.check(key, found)
+        return found
 
     async def _load_tenants(self, record: ServiceRecord, tenancy: TenancySpec | None) -> None:
         """Read the tenants' keys, and tell who is locked out now. Only digests are kept."""
@@ -239,9 +244,6 @@ class Reconciler:
 
     async def _push(self, record: ServiceRecord, renew: bool = False) -> None:
         """Bring the limits to the pods; outrun a pod that has seen a later epoch, if nobody else wrote it."""
-        if not record.token:
-            where = ServiceKey(record.key.namespace, f"{record.key.name}-admin")
-            record.token = token_in(await self.kube.try_get(RESOURCES["Secret"], where) or {})
         outcome = await self.pusher.push(record, renew)
         if outcome.fenced_at is not None and await self._outrun(record, outcome.fenced_at):
             outcome = await self.pusher.push(record)
@@ -252,12 +254,14 @@ class Reconciler:
 
     async def _outrun(self, record: ServiceRecord, epoch: int) -> bool:
         """A pod holds a later epoch: adopt it if it is in status, else status was lost, and we go above it."""
+        asked = record.desired.epoch if record.desired else 0
         if not await self._refresh(record):
             return False
         desired = record.desired
         if desired is None:
             return False
-        if desired.epoch > epoch:
+        # Another operator's own epoch is adopted as it is: it would outrun ours in turn.
+        if desired.epoch > epoch or asked < desired.epoch == epoch:
             return True
         logger.warning("pod is ahead of status", extra={"service": record.key.name, "epoch": epoch})
         return await self.writer.persist_limits(record, desired.above(epoch))

@@ -15,7 +15,7 @@ from guidevane_api.llmservice import PAUSED_ANNOTATION, LLMServiceSpec
 from guidevane_api.spec_control import RetuneSpec
 from guidevane_api.status import LLMServiceStatus
 from guidevane_operator.admin_client import PushResult
-from guidevane_operator.facts import DeploymentFacts, PodFacts
+from guidevane_operator.facts import DeploymentFacts, Incarnation, PodFacts
 from guidevane_operator.guard_news import GuardNews
 from guidevane_operator.kube import Manifest, ServiceKey
 from guidevane_operator.ledger import ChildLedger, version_of
@@ -34,7 +34,7 @@ DEFAULT_LEASE_S = RetuneSpec().lease_seconds
 class Ack:
     """What a pod said to the limits of one epoch."""
 
-    incarnation: tuple[str, int]
+    incarnation: Incarnation
     epoch: int
     in_sync: bool
     result: PushResult
@@ -52,7 +52,7 @@ class Flight:
     """A call to a pod's admin port that is under way: at most one for each pod."""
 
     task: asyncio.Task[PushResult]
-    incarnation: tuple[str, int]
+    incarnation: Incarnation
     patch: LimitsPatch
     was_silent: bool
     """The call before was not answered, so nothing waits for this one."""
@@ -70,7 +70,7 @@ class TunerMemory:
 
 @dataclass
 class ServiceRecord:
-    """One service. Changed by watch handlers (body, pods, deployment) and under `lock` by everything else."""
+    """One service. Changed by watch handlers (body, pods, deployment, children) and under `lock` by everything else."""
 
     key: ServiceKey
     body: Manifest

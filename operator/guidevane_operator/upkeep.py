@@ -11,7 +11,15 @@ from guidevane_operator.children import PDB_KIND, RenderContext, render, wants_p
 from guidevane_operator.errors import ForeignChildError, KubeError, LeftoverChildError
 from guidevane_operator.events import EventRecorder
 from guidevane_operator.kube import RESOURCES, KubeClient, Manifest, ServiceKey
-from guidevane_operator.ledger import WITHDRAWN, Child, ChildKey, count_correction, digest_of, pause_s
+from guidevane_operator.ledger import (
+    Child,
+    ChildKey,
+    Sighting,
+    content_of,
+    count_correction,
+    digest_of,
+    pause_s,
+)
 from guidevane_operator.record import ServiceRecord
 
 logger = logging.getLogger(__name__)
@@ -29,14 +37,19 @@ class ChildKeeper:
     recorder: EventRecorder
     clock: Callable[[], float]
     """Monotonic seconds."""
+    ask_for_pass: Callable[[ServiceKey], None]
+    """Queues a pass."""
 
     async def keep(self, record: ServiceRecord, context: RenderContext) -> None:
         """Apply what differs from what was applied last, or was changed since; delete a budget that is not wanted."""
         before = record.child_error
         record.contested = ""
         await self._tell_of_scaling(record)
+        manifests = render(context)
+        wanted = {_key_of(manifest) for manifest in manifests}
+        record.children.keep_only(wanted | {ChildKey(PDB_KIND, record.key.name)})
         try:
-            for manifest in render(context):
+            for manifest in manifests:
                 await self._apply(record, manifest)
             if not wants_pdb(context):
                 await self._withdraw(record, ChildKey(PDB_KIND, record.key.name))
@@ -66,19 +79,26 @@ class ChildKeeper:
 
     async def _apply(self, record: ServiceRecord, manifest: Manifest) -> None:
         """Apply one child unless it was applied just so and still is so."""
-        key = ChildKey(manifest["kind"], manifest["metadata"]["name"])
-        child, digest = record.children.expect(key), digest_of(manifest)
+        key, digest = _key_of(manifest), digest_of(manifest)
+        child = record.children.expect(key)
         if child.in_doubt:
-            record.children.check(key, await self._existing(record, key))
-        disturbed, is_new = child.is_disturbed, child.digest in ("", WITHDRAWN)
+            known, found = child.seen, await self._existing(record, key)
+            if child.seen is known:  # else a watch brought news meanwhile, and asked for another pass
+                record.children.check(key, found)
+        disturbed, is_new = child.is_disturbed, not child.digest
         if child.digest == digest and (not disturbed or self._is_contested(record, key, child)):
             return
-        if disturbed:
-            _log_correction(record, key, child)
-            count_correction(child, self.clock())
         if disturbed or is_new:
             await self._existing(record, key)
-        record.children.note(key, digest, await self.kube.apply(manifest))
+        undone = child.seen if disturbed else None
+        answer = await self.kube.apply(manifest)
+        # Where the answer is what was seen, somebody wrote fields that are not ours: they stay, and nobody quarrels.
+        if undone and undone.content != content_of(answer):
+            _log_correction(record, key, undone)
+            count_correction(child, self.clock())
+        record.children.note(key, digest, answer)
+        if child.is_disturbed:  # it may be as it was before our write, which was no news when it was seen
+            self.ask_for_pass(record.key)
 
     def _is_contested(self, record: ServiceRecord, key: ChildKey, child: Child) -> bool:
         """Whether somebody changes this child again and again, so that it has to wait for its next correction."""
@@ -94,8 +114,7 @@ class ChildKeeper:
 
     async def _withdraw(self, record: ServiceRecord, key: ChildKey) -> None:
         """Delete a child that is no longer wanted; somebody else's object of that name stays."""
-        child = record.children.expect(key)
-        if child.digest == WITHDRAWN and not child.in_doubt:
+        if record.children.is_withdrawn(key):
             return
         with contextlib.suppress(ForeignChildError):
             if await self._existing(record, key):
@@ -117,8 +136,13 @@ class ChildKeeper:
         return found
 
 
-def _log_correction(record: ServiceRecord, key: ChildKey, child: Child) -> None:
-    """Say what is set right, and whose work it was."""
+def _key_of(manifest: Manifest) -> ChildKey:
+    """Which child a manifest is."""
+    return ChildKey(manifest["kind"], manifest["metadata"]["name"])
+
+
+def _log_correction(record: ServiceRecord, key: ChildKey, undone: Sighting) -> None:
+    """Say what was set right, and whose work it was."""
     extra = {"namespace": record.key.namespace, "service": record.key.name, "kind": key.kind, "child": key.name}
-    what = "deleted" if child.is_gone else "changed"
-    logger.info("child was %s and is set right", what, extra=extra | {"by": child.seen.by if child.seen else ""})
+    what = "changed" if undone.content else "deleted"
+    logger.info("child was %s and is set right", what, extra=extra | {"by": undone.by})

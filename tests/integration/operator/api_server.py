@@ -44,6 +44,8 @@ class ApiServer(kmock.KubernetesEmulator):
     away: bool = False
     """Answers 503 to everything."""
     writes: Counter[str] = attrs.field(factory=Counter)
+    asked: set[tuple[str, str, str]] = attrs.field(factory=set)
+    """Group, resource and verb of every call, as a rule of a ClusterRole has them."""
     secret_reads: int = 0
     watches_begun: int = 0
     versions: Iterator[int] = attrs.field(factory=lambda: itertools.count(100))
@@ -51,6 +53,7 @@ class ApiServer(kmock.KubernetesEmulator):
     async def _handle(self, request: Any) -> web.StreamResponse:
         if self.away:
             return web.json_response({"kind": "Status", "code": 503, "reason": "ServiceUnavailable"}, status=503)
+        self._note_verb(request)
         if request.method.value in ("POST", "PATCH", "DELETE") and request.resource is not None:
             self.writes[f"{request.method.value} {request.resource.plural}/{request.subresource or ''}"] += 1
             if self.dies_after is not None:
@@ -65,6 +68,17 @@ class ApiServer(kmock.KubernetesEmulator):
         if request.method.value == "GET" and "labelSelector" in request.params and "watch" not in request.params:
             return self._list(request)
         return await super()._handle(request)
+
+    def _note_verb(self, request: Any) -> None:
+        """What a role has to allow for this call."""
+        if request.resource is None or request.resource.plural is None:
+            return
+        many = "watch" if "watch" in request.params else "list"
+        verb = {"GET": "get" if request.name else many, "POST": "create"}.get(request.method.value)
+        resource = request.resource.plural + (f"/{request.subresource}" if request.subresource else "")
+        self.asked.add((request.resource.group or "", resource, verb or request.method.value.lower()))
+        if "apply-patch" in request.headers.get("Content-Type", ""):
+            self.asked.add((request.resource.group or "", resource, "create"))  # an apply makes what is not there
 
     async def _serve_watch(self, request: Any) -> AsyncIterator[Any]:
         """Subscribe, then tell what is there: kmock does it the other way round, and what comes in between is lost."""

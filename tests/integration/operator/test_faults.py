@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import aiohttp
+import kmock
 import pytest
 
 from tests.integration.operator.api_server import LLM
@@ -293,3 +294,19 @@ async def test_of_two_operators_alive_at_once_the_pods_obey_one_epoch(cluster: A
         assert cluster.status()["limits"]["epoch"] == engine.epoch == 4
     finally:
         await twin.stop_operator()
+
+
+async def test_watches_whose_versions_are_too_old_are_begun_again(cluster: Any) -> None:
+    await cluster.start_operator()
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
+    begun = cluster.api.watches_begun
+    for resource in (LLM, "v1/pods", "apps/v1/deployments"):
+        await cluster.api._buses[kmock.resource(resource)].put(gone)
+    await cluster.until(lambda: cluster.api.watches_begun >= begun + 3)
+
+    await cluster.add_service()
+    await cluster.until(cluster.deployment)
+    engine = await cluster.add_pod("chat-0")
+    await cluster.until(lambda: engine.accepted)
+    await cluster.api.delete_object("apps/v1/deployments", "chat")
+    await cluster.until(cluster.deployment)

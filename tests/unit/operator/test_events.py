@@ -7,7 +7,6 @@ import pytest
 from guidevane_api.conditions import EventReason
 from guidevane_operator.errors import KubeError
 from guidevane_operator.events import MAX_NOTE, MAX_PER_HOUR, REPEAT_S, EventRecorder
-from guidevane_operator.kube import ServiceKey
 
 LOST, BACK = EventReason.METRICS_LOST, EventReason.METRICS_RECOVERED
 
@@ -33,8 +32,8 @@ class Clock:
         return self.now_s
 
 
-def service(name: str = "chat") -> dict[str, Any]:
-    return {"metadata": {"namespace": "demo", "name": name, "uid": "u1", "resourceVersion": "7"}}
+def service(uid: str = "u1") -> dict[str, Any]:
+    return {"metadata": {"namespace": "demo", "name": "chat", "uid": uid, "resourceVersion": "7"}}
 
 
 @pytest.fixture
@@ -73,18 +72,27 @@ async def test_a_storm_is_cut_off_for_the_hour_and_for_its_service_alone(
     for number in range(3 * MAX_PER_HOUR):
         await recorder.post(service(), LOST, "gone", str(number))
     assert len(kube.posted) == MAX_PER_HOUR
-    await recorder.post(service("other"), LOST, "gone")
+    await recorder.post(service("u2"), LOST, "gone")
     assert len(kube.posted) == MAX_PER_HOUR + 1
     clock.now_s += 3601
     await recorder.post(service(), LOST, "gone", "later")
     assert len(kube.posted) == MAX_PER_HOUR + 2
 
 
-async def test_a_service_made_again_starts_with_nothing_told(recorder: EventRecorder, kube: FakeKube) -> None:
-    await recorder.post(service(), LOST, "gone")
-    recorder.forget(ServiceKey("demo", "chat"))
-    await recorder.post(service(), LOST, "gone")
+async def test_a_service_made_again_under_its_name_starts_with_nothing_told(
+    recorder: EventRecorder, kube: FakeKube
+) -> None:
+    await recorder.post(service("u1"), LOST, "gone")
+    await recorder.post(service("u2"), LOST, "gone")
     assert len(kube.posted) == 2
+
+
+async def test_what_was_told_of_services_long_ago_takes_no_memory(recorder: EventRecorder, clock: Clock) -> None:
+    for number in range(50):
+        await recorder.post(service(f"u{number}"), LOST, "gone")
+    clock.now_s += 3601
+    await recorder.post(service("new"), LOST, "gone")
+    assert list(recorder._posted) == ["new"]
 
 
 async def test_an_event_that_is_refused_is_forgotten_and_nothing_fails(recorder: EventRecorder, kube: FakeKube) -> None:

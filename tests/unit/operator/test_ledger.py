@@ -56,6 +56,16 @@ def test_an_edit_that_is_seen_before_our_write_is_answered_is_not_lost() -> None
     assert ledger.children[KEY].is_disturbed
 
 
+def test_a_child_that_is_wanted_again_is_watched_from_its_first_call_on() -> None:
+    ledger = ChildLedger()
+    ledger.withdraw(KEY)
+    ledger.expect(KEY)
+    assert ledger.see(KEY, body(10))
+    assert ledger.see(KEY, body(11), gone=True)
+    ledger.note(KEY, "d", body(10))
+    assert ledger.gone() == [KEY]
+
+
 def test_an_old_sighting_neither_disturbs_nor_hides_a_newer_one() -> None:
     ledger = applied()
     ledger.see(KEY, body(9, "before"))
