@@ -16,6 +16,10 @@ from guidevane_runtime.core.guard_steps import CUTS, LADDERS, Line, Step
 EXAMPLES = settings(max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "60")))
 LINES = {Line.TTFT: 1500.0, Line.ITL: 120.0, Line.QUEUE_WAIT: 500.0, Line.KV_USE: 88.0, Line.REJECTS: 1.0}
 
+RECOVERY_S = 600
+"""After a load: a step whose trials failed waits for 300 s at most, then each of the seven goes within 30 s, and what
+is left of its limits grows back."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -150,7 +154,7 @@ def test_after_the_load_it_is_back_at_normal(
     """I19, L11: calm, or no samples at all because everybody was refused."""
     guard = Guard(config)
     ticks = run(guard, target, phases)
-    calm = Phase({} if is_silent else dict.fromkeys(LINES, 0.1), 500, 1.0, 12, 0.0)
+    calm = Phase({} if is_silent else dict.fromkeys(LINES, 0.1), RECOVERY_S, 1.0, 12, 0.0)
     last = run(guard, target, [calm], ticks[-1].now_s)[-1].decision
     assert (last.level, last.effect.limits, last.effect.refuses_long_context) == (0, target, False)
 
@@ -163,7 +167,7 @@ def test_who_is_refused_while_no_resource_is_over_is_let_in_again(
     """L11: a reject rate over its line never leaves the guard where it is."""
     guard = Guard(GuardConfig({**config.lines, Line.REJECTS: 1.0}, t_up_s=config.t_up_s, t_down_s=config.t_down_s))
     ticks = run(guard, target, phases)
-    locked = Phase({**dict.fromkeys(LINES, 0.95), Line.REJECTS: 50.0}, 500, 1.0, 12, 0.0)
+    locked = Phase({**dict.fromkeys(LINES, 0.95), Line.REJECTS: 50.0}, RECOVERY_S, 1.0, 12, 0.0)
     assert run(guard, target, [locked], ticks[-1].now_s)[-1].decision.level == 0
 
 

@@ -8,10 +8,12 @@ argument.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from guidevane_api.limits import SchedulerLimits
 from guidevane_runtime.core.guard_steps import GuardEffect, Line, Step, cuts_of, effect_of, next_step
+from guidevane_runtime.core.guard_trials import StepTrials
 from guidevane_runtime.core.guard_window import MeanWindow, QuantileWindow, Window
 
 LATENCIES = (Line.TTFT, Line.ITL, Line.QUEUE_WAIT)
@@ -41,16 +43,20 @@ class GuardConfig:
     min_samples: int = 10
     """In a window, of latencies and rejects. The p95 of fewer is chance."""
     t_up_s: float = 10.0
-    """A line is over for so long before each step. At least window_s: a step is judged by samples from after it."""
+    """A line is over for so long before each step, unless the step is on trial. At least window_s: a step is judged by
+    samples from after it."""
     t_down_s: float = 30.0
-    """All lines are well under for so long before each step back. Three windows: a pause between bursts is no calm."""
+    """All lines are well under for so long before each step back. Three windows: a pause between bursts is no calm. A
+    step whose trial failed waits longer the next time."""
     t_probe_s: float = 300.0
-    """No line is over, nor all well under, for so long before a step back is tried: what is refused is not for ever."""
+    """No line is over, nor all well under, for so long before a step back is tried: what is refused is not for ever.
+    No step waits longer."""
     hysteresis: float = 0.1
     """Well under is below (1 - hysteresis) of a line."""
     recovery_per_s: float = 0.05
-    """Share of a target limit that comes back per second, additively, once no step cuts it and while no line is over:
-    a halved one is whole again in 10 s."""
+    """Growth of a limit per second, as a share of what is left of it, once no step cuts it and while no line is over: a
+    halved one is whole again in 15 s, a sixteenth in a minute. What is left is near what the load allows; the target
+    may be far above that."""
 
     def __post_init__(self) -> None:
         if none := [f"{line} is {bound}" for line, bound in self.lines.items() if bound <= 0]:
@@ -94,7 +100,9 @@ class Guard:
         self._over = _Lasting()
         self._calm = _Lasting()
         self._not_over = _Lasting()
+        self._trials = self._no_trials()
         self._last_tick_s: float | None = None
+        self._last_move_s = -inf
 
     @property
     def level(self) -> int:
@@ -112,6 +120,9 @@ class Guard:
         """
         if dry_run != self.config.dry_run:
             self.stand_down()
+        if lines != self.config.lines:
+            # What failed under other lines says nothing of these.
+            self._trials = self._no_trials()
         self.config = replace(self.config, lines=lines, dry_run=dry_run)
         self._windows = {line: self._windows.get(line) or _window(line, self.config) for line in lines}
 
@@ -120,6 +131,7 @@ class Guard:
         self.config = replace(self.config, lines={})
         self._windows, self._steps, self._shares = {}, [], {}
         self._over, self._calm, self._not_over = _Lasting(), _Lasting(), _Lasting()
+        self._trials = self._no_trials()
 
     def observe(self, sample: Sample) -> None:
         """Take a sample; one of a line that has no bound is dropped."""
@@ -153,6 +165,9 @@ class Guard:
             return GuardEffect(target)
         return effect_of(target, self._steps, self._shares)
 
+    def _no_trials(self) -> StepTrials:
+        return StepTrials(self.config.t_down_s, self.config.t_probe_s)
+
     def _read(self, now_s: float, oldest_waiting_s: float) -> dict[Line, float]:
         """Lines with a value; what is unknown is left out, and counts as calm."""
         readings = {}
@@ -165,13 +180,13 @@ class Guard:
         return readings
 
     def _recover(self, now_s: float, *, is_over: bool) -> None:
-        """Additive increase of what no step cuts any more, while no line is over."""
+        """What no step cuts any more grows again, while no line is over."""
         elapsed_s = 0.0 if self._last_tick_s is None else now_s - self._last_tick_s
         self._last_tick_s = now_s
         if is_over:
             return
         cut = {name for step in self._steps for name in cuts_of(step)}
-        grown = {name: share + self.config.recovery_per_s * elapsed_s for name, share in self._shares.items()}
+        grown = {name: share * (1 + self.config.recovery_per_s * elapsed_s) for name, share in self._shares.items()}
         self._shares = {
             name: share if name in cut else grown[name]
             for name, share in self._shares.items()
@@ -180,26 +195,40 @@ class Guard:
 
     def _move(self, now_s: float, worst: Line | None, *, may_loosen: bool) -> str:
         """One step on, or one back, or none. Says which; empty for none."""
-        is_due = self._over.lasted_s(worst is not None, now_s) >= self.config.t_up_s
+        has_lasted = self._over.lasted_s(worst is not None, now_s) >= self.config.t_up_s
         is_calm = self._calm.lasted_s(may_loosen, now_s) >= self.config.t_down_s
         may_probe = self._not_over.lasted_s(worst is None, now_s) >= self.config.t_probe_s
-        if worst is not None and is_due:
+        if worst is not None and (has_lasted or self._has_failed(next_step(worst, self._steps), now_s)):
             self._over.restart(now_s)
-            return self._give_way(worst)
-        if (is_calm or may_probe) and self._steps:
+            self._last_move_s = now_s
+            return self._give_way(worst, now_s)
+        if (is_calm or may_probe) and self._steps and self._trials.may_begin(self._steps[-1], now_s):
             self._calm.restart(now_s)
             self._not_over.restart(now_s)
-            return f"taken back: {self._steps.pop()}"
+            self._last_move_s = now_s
+            return f"taken back: {self._take_back(now_s)}"
         return ""
 
-    def _give_way(self, line: Line) -> str:
+    def _has_failed(self, step: Step | None, now_s: float) -> bool:
+        """A line is over again, and the step that its ladder has next is on trial: no need to wait until it lasts."""
+        may_move = now_s - self._last_move_s >= self.config.t_up_s
+        return may_move and step is not None and self._trials.is_running(step, now_s)
+
+    def _give_way(self, line: Line, now_s: float) -> str:
         step = next_step(line, self._steps)
         if step is None:
             return self._cut_again(Step.CUT_QUEUE)
         self._steps.append(step)
+        # A trial that failed grew back too far: what was left before it had held.
+        held = self._trials.end(step, now_s)
         for name, cut in cuts_of(step).items():
-            self._shares[name] = min(cut.share, self._shares.get(name, 1.0))
+            self._shares[name] = min(cut.share, held.get(name, 1.0), self._shares.get(name, 1.0))
         return str(step)
+
+    def _take_back(self, now_s: float) -> Step:
+        step = self._steps.pop()
+        self._trials.begin(step, {name: self._shares[name] for name in cuts_of(step)}, now_s)
+        return step
 
     def _cut_again(self, step: Step) -> str:
         """At the end of a ladder the queue is cut further: refusing early costs no work that is done already."""

@@ -96,9 +96,10 @@ def test_guard_is_back_at_normal_after_the_load_and_says_how_long_it_took(
     top = max(level for _, level in log.highest)
     assert top >= 3
     assert (log.level, log.highest[-1][1]) == (0, 0)
-    # Its window has to run empty of what was over, then one step back each t_down.
+    # Its window has to run empty of what was over, then one step back each t_down; the first of them has failed once,
+    # so it waits for twice as long.
     assert log.recovery_s is not None
-    assert log.recovery_s <= CONFIG.window_s + top * (CONFIG.t_down_s + 1)
+    assert log.recovery_s <= CONFIG.window_s + (top + 1) * (CONFIG.t_down_s + 1)
     # Before the trickle ends: it needs no silence.
     assert log.highest[-1][0] < OVERLOAD_S + TRICKLE_S
 
