@@ -1,6 +1,5 @@
 """What time or a compile has ended, and what a compile has brought in, is seen by explain() before the step sees it."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -8,16 +7,7 @@ import pytest
 from guidevane_runtime.core.explain import explain
 from guidevane_runtime.core.messages import Explanation, FinishReason, Hold, SamplingParams, SetTenants, Submit
 from guidevane_runtime.core.tenants import TenantPolicy, TenantTerms
-
-
-@dataclass
-class FakeGrammar:
-    is_ready: bool = False
-    error: str = ""
-    accepted: list[int] = field(default_factory=list)
-
-    def accept(self, token_id: int) -> None:
-        self.accepted.append(token_id)
+from tests.unit.core.fake_grammar import FakeGrammar
 
 
 def submit(rig: Any, name: str, *, deadline_s: float | None = None, num_prompt_tokens: int = 4) -> None:

@@ -1,6 +1,5 @@
 """Requests whose output follows a grammar: they wait for it outside the line, and it follows accepted tokens only."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -9,18 +8,7 @@ from guidevane_api.admin import ShrinkMode
 from guidevane_runtime.core.explain import explain
 from guidevane_runtime.core.messages import AbortCause, FinishReason, Hold
 from guidevane_runtime.core.plan import SampledToken, StepOutput
-
-
-@dataclass
-class FakeGrammar:
-    """Ready when the test says so; remembers what it was told."""
-
-    is_ready: bool = False
-    error: str = ""
-    accepted: list[int] = field(default_factory=list)
-
-    def accept(self, token_id: int) -> None:
-        self.accepted.append(token_id)
+from tests.unit.core.fake_grammar import FakeGrammar
 
 
 def told(rig: Any, name: str) -> Hold:
