@@ -39,6 +39,17 @@ def test_offline_work_below_its_share_may_have_the_last_place_and_the_last_token
     assert refusal(lambda: house.enter(HERE)).reason is Rejection.QUEUE_FULL
 
 
+def test_a_body_counts_to_the_share_of_its_class() -> None:
+    house = House(max_num_seqs=20, max_queued_requests=80, max_queued_tokens=1000)
+    house.enter(HERE, 87)
+    house.wait(880, HERE)
+    house.wait(20, OFFLINE)
+    assert refusal(lambda: house.wait(81, OFFLINE)).reason is Rejection.QUEUED_TOKENS
+    house.wait(80, OFFLINE)
+    assert refusal(lambda: house.enter(OFFLINE, 9)).reason is Rejection.QUEUE_FULL
+    house.enter(OFFLINE, 8)
+
+
 def test_offline_work_that_ended_or_began_holds_no_place_or_token_of_its_class() -> None:
     house = House(max_num_seqs=20, max_queued_requests=80, max_queued_tokens=1000)
     for _ in range(3):
