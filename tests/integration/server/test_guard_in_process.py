@@ -33,7 +33,7 @@ async def test_the_guard_moves_what_is_obeyed_and_leaves_the_target() -> None:
             await opened.metric('guidevane_limit{engine="0",kind="target",model_name="m",name="prefillChunkSize"')
             == 2048
         )
-        await opened.tick(guard, Line.ITL, 10.0, 60)
+        await opened.tick(guard, Line.ITL, 10.0, 75)
         view = await opened.limits()
         assert view["effective"] == view["target"]
         assert await opened.metric("guidevane_guard_level{") == 0
