@@ -25,12 +25,13 @@ class Containerd:
     def forget_untagged(self) -> None:
         """Let go of images that lost their tag to a newer build, which would keep gigabytes of old layers on the disk.
 
-        kubelet would collect them only when the disk is full. A running container keeps its own files.
+        kubelet would collect them only when the disk is full. A running container keeps its own files. When this
+        returns their layers are gone: the next import must not count on one that is about to be collected.
         """
         images = self.images()
         tagged = {digest for name, digest in images.items() if not name.startswith("sha256:")}
         if old := [name for name, digest in images.items() if digest not in tagged]:
-            run([*self._ctr, "images", "rm", *old])
+            run([*self._ctr, "images", "rm", "--sync", *old])
 
     def blobs(self) -> set[str]:
         """Digests of the content that need not be sent again."""
