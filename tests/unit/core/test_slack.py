@@ -129,6 +129,13 @@ def test_the_target_changes_from_one_step_to_the_next(rig) -> None:
     assert (0 < second < first / 1.5, rig.step()["p"]) == (True, 2048)
 
 
+def test_a_spent_decode_budget_takes_no_bound_off_prompts(rig) -> None:
+    rig.set_limits(decode_token_budget=1, **LIMITS)
+    rig.submit("p", 3000, max_tokens=1)
+    planned = rig.step()
+    assert set(planned) > {"p"} and 0 < planned["p"] < 1000
+
+
 def test_a_prompt_beside_no_stream_has_no_bound(rig) -> None:
     rig.scheduler.abort_all(AbortCause.CANCELLED)
     rig.submit("p", 1500, max_tokens=1)
