@@ -67,7 +67,7 @@ def find_binaries() -> Path:
         folder = Path(named)
     else:
         binaries = pytest.importorskip("e2e.cluster.binaries", reason="run pytest as `python -m pytest` in the root")
-        settings = pytest.importorskip("e2e.cluster.settings")
+        settings = pytest.importorskip("e2e.cluster.settings", reason="run pytest as `python -m pytest` in the root")
         folder = binaries.folder(settings.read_settings(os.environ, None, None, None))
     missing = [name for name in NEEDED if not (folder / name).exists()]
     if missing:

@@ -13,7 +13,7 @@ from guidevane_runtime.core.guard_steps import Step
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A step that is taken back, for now."""
+    """A step that is taken back, and not known yet to hold."""
 
     since_s: float
     shares: Mapping[str, float]

@@ -276,7 +276,7 @@ async def test_an_api_server_restored_from_a_backup_is_followed(cluster: Any) ->
     cluster.api.versions = itertools.count(1)
     await cluster.add_service(limits={"maxNumSeqs": 5})
 
-    await cluster.until(lambda: cluster.status()["limits"]["desired"]["maxNumSeqs"] == 5)
+    assert await cluster.until(lambda: cluster.status()["limits"]["desired"]["maxNumSeqs"] == 5)
 
 
 async def test_of_two_operators_alive_at_once_the_pods_obey_one_epoch(cluster: Any) -> None:
@@ -309,4 +309,4 @@ async def test_watches_whose_versions_are_too_old_are_begun_again(cluster: Any) 
     engine = await cluster.add_pod("chat-0")
     await cluster.until(lambda: engine.accepted)
     await cluster.api.delete_object("apps/v1/deployments", "chat")
-    await cluster.until(cluster.deployment)
+    assert await cluster.until(cluster.deployment)

@@ -187,7 +187,7 @@ async def test_a_container_that_was_seen_to_restart_is_told_when_it_has_its_limi
     await cluster.put_pod("chat-0", restartCount=1)
 
     await cluster.until(lambda: engine.limits.max_num_seqs == 3)
-    await cluster.until(lambda: "LimitsDriftCorrected" in cluster.events())
+    assert await cluster.until(lambda: "LimitsDriftCorrected" in cluster.events())
 
 
 async def test_a_rollout_is_told_at_its_start_and_at_its_end(cluster: Any) -> None:

@@ -82,7 +82,7 @@ async def test_a_restarted_container_gets_its_limits_back(cluster: Any) -> None:
     engine.restart()
 
     await cluster.until(lambda: engine.limits.max_num_seqs == 3)
-    await cluster.until(lambda: "LimitsDriftCorrected" in cluster.events())
+    assert await cluster.until(lambda: "LimitsDriftCorrected" in cluster.events())
 
 
 async def test_a_pod_that_refuses_the_limits_is_named_with_its_words(cluster: Any) -> None:
@@ -114,7 +114,7 @@ async def test_a_silent_admin_port_does_not_hold_up_the_other_pods(cluster: Any)
     await cluster.until(lambda: healthy.limits.max_num_seqs == 2)
     await cluster.until(lambda: cluster.condition("LimitsInSync").get("reason") == "AdminUnreachable")
     silent.silent = False
-    await cluster.until(lambda: silent.limits.max_num_seqs == 2)
+    assert await cluster.until(lambda: silent.limits.max_num_seqs == 2)
 
 
 async def test_a_pod_ahead_of_a_lost_status_is_outrun(cluster: Any) -> None:
@@ -172,7 +172,7 @@ async def test_a_deleted_deployment_is_made_again(cluster: Any) -> None:
 
     await cluster.api.delete_object("apps/v1/deployments", "chat")
 
-    await cluster.until(lambda: (cluster.deployment() or first)["metadata"]["uid"] != first["metadata"]["uid"])
+    assert await cluster.until(lambda: (cluster.deployment() or first)["metadata"]["uid"] != first["metadata"]["uid"])
 
 
 async def test_the_admin_token_survives_a_new_operator(cluster: Any) -> None:
@@ -219,7 +219,7 @@ async def test_the_budget_goes_when_one_replica_is_left(cluster: Any) -> None:
 
     await cluster.add_service(replicas=1)
 
-    await cluster.until(lambda: cluster.api.find("policy/v1/poddisruptionbudgets", "chat") is None)
+    assert await cluster.until(lambda: cluster.api.find("policy/v1/poddisruptionbudgets", "chat") is None)
 
 
 async def test_no_finalizer_and_no_annotation_is_put_on_a_service(cluster: Any) -> None:
@@ -264,4 +264,4 @@ async def test_the_same_limits_written_out_reach_the_pods_under_a_new_epoch(clus
     await cluster.add_service(limits={"maxNumSeqs": 8, "maxModelLen": 8192})
 
     await cluster.until(lambda: engine.epoch == 2)
-    await cluster.until(lambda: cluster.condition("LimitsInSync").get("status") == "True")
+    assert await cluster.until(lambda: cluster.condition("LimitsInSync").get("status") == "True")

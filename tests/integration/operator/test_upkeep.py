@@ -124,7 +124,7 @@ async def test_children_are_kept_while_a_newer_spec_is_refused(cluster: Any) -> 
     await cluster.api.delete_object("apps/v1/deployments", "chat")
 
     await cluster.until(lambda: cluster.api.find("v1/configmaps", "chat-limits"))
-    await cluster.until(lambda: (cluster.deployment() or {}).get("spec") == before)
+    assert await cluster.until(lambda: (cluster.deployment() or {}).get("spec") == before)
 
 
 async def test_a_resync_reads_everything_and_writes_nothing(cluster: Any) -> None:

@@ -115,6 +115,7 @@ async def test_the_guard_is_asked_again_and_again() -> None:
         breached = opened.services.metrics.registry.get_sample_value
         labels = {"model_name": "m", "engine": "0", "line": "itl_p95_ms"}
         await until(lambda: breached("guidevane_guard_line_breached", labels) == 1)
+        assert not watching.done()
         watching.cancel()
         await asyncio.wait((watching,))
 

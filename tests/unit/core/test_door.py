@@ -98,8 +98,9 @@ def test_a_released_lease_makes_room_once() -> None:
 def test_limits_count_as_they_are_at_the_moment() -> None:
     house = House(max_num_seqs=2, max_queued_requests=3)
     house.enter(count=5)
+    assert refusal(house.enter).reason is Rejection.QUEUE_FULL
     house.change(max_queued_requests=4)
-    house.enter()
+    assert len(house.enter()) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ tenants' places
@@ -182,7 +183,7 @@ def test_a_tenants_cap_counts_as_it_is_at_the_moment() -> None:
 
 
 def test_a_tenant_that_is_not_listed_has_no_cap() -> None:
-    House(TenantTerms("a", max_in_flight=1)).enter(B, 100)
+    assert len(House(TenantTerms("a", max_in_flight=1)).enter(B, 100)) == 100
 
 
 # ----------------------------------------------------------------------------------------------------- order of rungs

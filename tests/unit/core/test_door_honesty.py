@@ -41,7 +41,7 @@ def test_a_body_above_what_one_of_several_tenants_may_fill_is_not_told_to_come_b
 
 
 def test_a_tenant_by_itself_may_fill_the_house_with_one_body() -> None:
-    House(TenantTerms("a"), max_num_seqs=8, max_queued_requests=12).enter(A, 20)
+    assert len(House(TenantTerms("a"), max_num_seqs=8, max_queued_requests=12).enter(A, 20)) == 20
 
 
 # ---------------------------------------------------------------------------------------------- bodies of many tokens

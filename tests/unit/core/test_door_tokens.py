@@ -109,7 +109,7 @@ def test_queued_tokens_are_those_without_a_first_token() -> None:
 
 
 def test_a_prompt_above_the_cap_comes_in_when_nothing_waits() -> None:
-    House(max_queued_tokens=100).wait(500)
+    assert House(max_queued_tokens=100).wait(500).held.num_queued_tokens == 500
 
 
 def test_a_refusal_for_its_tokens_takes_no_place() -> None:
@@ -138,7 +138,7 @@ def test_a_hog_leaves_the_last_tenth_of_the_tokens_to_tenants_below_their_share(
 
 
 def test_a_tenant_alone_may_be_above_its_cap_of_tokens() -> None:
-    House(TenantTerms("a", max_queued_tokens=100)).wait(500, A)
+    assert House(TenantTerms("a", max_queued_tokens=100)).wait(500, A).held.num_queued_tokens == 500
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [(None, 50), (16, 16), (70, 50)])
@@ -167,15 +167,16 @@ def test_long_prompts_are_refused_while_the_guard_says_so(guarded: House) -> Non
 
 
 def test_short_prompts_come_in_while_long_ones_are_refused(guarded: House) -> None:
-    guarded.wait(100)
+    assert guarded.wait(100).held.num_queued_tokens == 100
 
 
 def test_long_prompts_come_in_when_the_guard_is_calm(guarded: House) -> None:
     guarded.gate.long_context_pause_s = None
-    guarded.wait(5000)
+    assert guarded.wait(5000).held.num_queued_tokens == 5000
 
 
 def test_a_long_prompt_that_is_alone_is_never_locked_out() -> None:
     house = House(long_context_threshold_tokens=100)
     house.gate.long_context_pause_s = 30.0
     house.gate.charge(house.enter(count=2), [5000, 5000])
+    assert house.gate.num_queued_tokens == 10_000

@@ -36,12 +36,12 @@ def test_a_deadline_that_the_first_token_would_miss_is_refused_with_both_times(m
 
 def test_a_request_without_a_deadline_is_not_asked_for_one(measured: House) -> None:
     measured.wait(100_000)
-    measured.wait(1000)
+    assert measured.wait(1000).held.num_queued_tokens == 1000
 
 
 def test_who_is_due_later_does_not_stand_in_the_way(measured: House) -> None:
     measured.wait(100_000)
-    measured.wait(1000, due(2.0))
+    assert measured.wait(1000, due(2.0)).held.num_queued_tokens == 1000
 
 
 def test_other_class_and_other_tenants_stand_in_the_way_by_their_share_only(measured: House) -> None:
@@ -76,13 +76,13 @@ def test_a_request_is_compared_with_a_bounded_number_of_those_before_it(measured
 
 
 def test_a_lone_request_is_never_refused_for_its_deadline(measured: House) -> None:
-    measured.wait(1_000, due(0.001))
+    assert measured.wait(1_000, due(0.001)).held.num_queued_tokens == 1000
 
 
 def test_an_unknown_pace_refuses_nobody() -> None:
     house = House()
     house.wait(100_000, due(0.5))
-    house.wait(1000, due(1.0))
+    assert house.wait(1000, due(1.0)).held.num_queued_tokens == 1000
 
 
 def test_slots_that_have_to_be_waited_for_count_too(measured: House) -> None:
@@ -111,7 +111,7 @@ def test_a_free_slot_is_not_waited_for(measured: House) -> None:
     measured.now_s = 100.0
     measured.gate.observe(Reported(num_running=8, num_waiting=1))
     measured.wait(1, due(0.4))
-    measured.wait(1, due(0.5))
+    assert measured.wait(1, due(0.5)).held.num_queued_tokens == 1
 
 
 # --------------------------------------------------------------------------------------------------------------- waits

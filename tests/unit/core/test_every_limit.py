@@ -129,7 +129,7 @@ CASES = {
     "waiting_timeout_milliseconds": Case(200, lambda rig, p: int(1000 * max(p.waits_s, default=0)), cuts_waiting=True),
     "long_context_threshold_tokens": Case(
         20,
-        lambda rig, p: max(LONG if sum(r.num_prompt_tokens == LONG for r in now) > 1 else 20 for now in p.prefills),
+        lambda rig, p: max(LONG if sum(r.num_prompt_tokens == LONG for r in at) > 1 else 20 for at in p.prefills),
         lambda rig: LONG,
     ),
 }

@@ -143,6 +143,7 @@ async def test_a_shorter_period_counts_at_once(visits: Visits) -> None:
     await asyncio.sleep(0.01)
     clock.now_s += 6.0
     await visits.until(1)
+    assert visits.made == KEYS[:1]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
