@@ -10,6 +10,8 @@ import attrs
 import kmock
 from aiohttp import web
 
+from tests.json_merge import merged
+
 KINDS = {
     "guidevane.dev/v1alpha1/llmservices": "LLMService",
     "v1/pods": "Pod",
@@ -107,7 +109,7 @@ class ApiServer(kmock.KubernetesEmulator):
         if any(wanted.get(name, held) != held for name, held in before.get("metadata", {}).items()):
             return web.json_response({"kind": "Status", "code": 409, "reason": "Conflict"}, status=409)
         patch = {"status": request.data["status"]} if request.subresource == "status" else request.data
-        after = _merged(before, patch)
+        after = merged(before, patch)  # near enough to server-side apply for objects of one manager
         if after != before:
             self._stamp(after, before)
             self._store(key, after)
@@ -175,16 +177,3 @@ class ApiServer(kmock.KubernetesEmulator):
         before = self.find(resource, name)
         self.objects[(kmock.resource(resource), NAMESPACE, name)].delete()
         await self._buses[kmock.resource(resource)].put({"type": "DELETED", "object": before})
-
-
-def _merged(value: Any, patch: Any) -> Any:
-    """RFC 7386; near enough to server-side apply for objects of one manager."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(value) if isinstance(value, dict) else {}
-    for name, inner in patch.items():
-        if inner is None:
-            result.pop(name, None)
-        else:
-            result[name] = _merged(result.get(name), inner)
-    return result

@@ -18,9 +18,8 @@ import aiohttp
 import numpy
 import pytest
 from safetensors.numpy import save_file
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
+from tests.byte_tokenizer import byte_tokenizer
 from tests.integration.server.tenants import LIMITS as TENANT_LIMITS
 from tests.integration.server.tenants import TENANTS, TenantsFile
 
@@ -122,19 +121,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE})
     )
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    # <beyond> is one more than the model has rows for, as fine-tuned models have it.
+    byte_tokenizer("<s>", "</s>", "<beyond>").save(str(folder / "tokenizer.json"))
     save_file(random_weights(config), str(folder / "model.safetensors"), metadata={"format": "pt"})
     return folder
-
-
-def byte_tokenizer() -> Backend:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    # <beyond> is one more than the model has rows for, as fine-tuned models have it.
-    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>", "<beyond>")])
-    return backend
 
 
 def random_weights(config: dict[str, Any]) -> dict[str, numpy.ndarray[Any, Any]]:

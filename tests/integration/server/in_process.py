@@ -11,8 +11,6 @@ from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 from guidevane_api.limits import Envelope, SchedulerLimits
 from guidevane_runtime.core.door import AdmissionGate
@@ -32,6 +30,7 @@ from guidevane_runtime.server.metrics import ServerMetrics
 from guidevane_runtime.server.services import Services
 from guidevane_runtime.server.tenants_keeper import TenantsKeeper
 from guidevane_runtime.server.text.tokenizer import SpecialTokens, Tokenizer
+from tests.byte_tokenizer import byte_tokenizer
 
 TOKEN = "t"
 VOCAB_SIZE = 257
@@ -146,18 +145,10 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.005)
 
 
-def byte_tokenizer() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("</s>", special=True)])
-    return Tokenizer(backend, SpecialTokens(eos="</s>"), None)
-
-
 @asynccontextmanager
 async def house(guard: Guard | None = None) -> AsyncIterator[House]:
-    runner, clock, tokenizer = PacedRunner(), Clock(), byte_tokenizer()
+    tokenizer = Tokenizer(byte_tokenizer("</s>"), SpecialTokens(eos="</s>"), None)
+    runner, clock = PacedRunner(), Clock()
     metrics = ServerMetrics(CollectorRegistry(), "m", 4096)
     limits = LimitsKeeper(
         LIMITS, Envelope(), clock, (lambda target: guard.effect(target).limits) if guard else lambda target: target

@@ -21,6 +21,7 @@ from guidevane_operator.signals import Invalid, Known, Signals
 from guidevane_operator.status import StatusFacts, build_status, is_urgent, merge_patch
 from guidevane_operator.status.write import to_json
 from guidevane_operator.tenants import plan_tenants
+from tests.json_merge import merged
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SPEC = LLMServiceSpec.model_validate({"model": {"uri": "file:///models/tiny"}, "replicas": 2})
@@ -258,22 +259,9 @@ documents = st.recursive(
 objects = st.dictionaries(st.sampled_from("abcd"), documents, max_size=4)
 
 
-def apply(value: Any, patch: Any) -> Any:
-    """RFC 7386, as the API server does it."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(value) if isinstance(value, dict) else {}
-    for name, inner in patch.items():
-        if inner is None:
-            result.pop(name, None)
-        else:
-            result[name] = apply(result.get(name), inner)
-    return result
-
-
 @given(objects, objects)
 def test_the_patch_turns_the_old_status_into_the_new_one(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert apply(old, merge_patch(old, new)) == new
+    assert merged(old, merge_patch(old, new)) == new
     assert merge_patch(new, new) == {}
 
 
